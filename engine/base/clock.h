@@ -1,0 +1,4 @@
+#ifndef BASE_CLOCK_H
+#define BASE_CLOCK_H
+double clock_seconds(void); /* monotonic */
+#endif

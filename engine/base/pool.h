@@ -1,0 +1,23 @@
+/* Persistent compute threads. Tasks are claimed dynamically; results may never depend on who
+ * runs which task. */
+#ifndef BASE_POOL_H
+#define BASE_POOL_H
+
+#include <stdint.h>
+
+#include "base/mem.h"
+#include "base/status.h"
+
+struct pool;
+typedef void (*pool_fn)(void *ctx, uint32_t task, uint32_t worker); /* worker in [0, pool_threads) */
+
+/* `threads` counts the caller. Workers run in the engine's float mode. */
+hr_status pool_create(uint32_t threads, struct mem_budget *b, struct pool **out, hr_error *err);
+void pool_free(struct pool *p);
+uint32_t pool_threads(const struct pool *p);
+uint64_t pool_cost(uint32_t threads); /* bytes for the plan, stacks that will be touched included */
+/* Runs fn(ctx, 0..tasks-1) and returns when all are done. Several threads may call at once: calls
+ * take turns. Spins briefly, then parks. tasks == 0 returns at once; one task runs on the caller. */
+void pool_run(struct pool *p, uint32_t tasks, pool_fn fn, void *ctx);
+
+#endif

@@ -1,0 +1,67 @@
+/* An opened container directory: manifest, files, tensor and expert index. Knows no arithmetic. */
+#ifndef STORE_CONTAINER_H
+#define STORE_CONTAINER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/status.h"
+#include "quant/codec.h"
+
+struct tensor_entry { /* one resident tensor of trunk.bin */
+    const char *name;
+    enum codec codec;
+    uint32_t rows, cols; /* a vector is [1, n] */
+    uint64_t offset, bytes;
+};
+
+struct bank_entry { /* one MoE layer's routed experts */
+    uint32_t layer;
+    const char *file;
+    enum codec codec;
+    uint32_t experts, hidden, inner;
+    struct record_layout record; /* derived, never believed */
+    const uint32_t *crc;         /* [experts] expected CRC32C of every record */
+};
+
+struct container {
+    char *path;
+    int dir_fd;
+    struct json_doc *manifest;
+    const struct json *model;      /* the "model" object: parsed by model/ */
+    uint32_t tensor_count, bank_count;
+    struct tensor_entry *tensors;  /* sorted by name */
+    struct bank_entry *banks;      /* ascending layer */
+    uint64_t trunk_bytes;          /* length of trunk.bin */
+    const uint32_t *trunk_crc;     /* per chunk of 1 MiB (the last may be shorter) */
+    uint32_t trunk_chunks;
+    bool has_tokenizer;
+    uint64_t tokenizer_bytes;
+    int32_t stop_ids[16];
+    uint32_t stop_count;
+    uint64_t total_bytes;          /* of all files */
+    char sha256[65];               /* of manifest.json */
+    struct mem_budget *mem;
+    uint64_t mem_bytes;            /* what this structure itself holds */
+};
+
+enum { TRUNK_CHUNK = 1 << 20 };
+
+/* Opens the directory, checks manifest.json (<= 16 MiB) against manifest.sha256, validates every
+ * offset, size and name against the files as they are. Reads no tensor. */
+hr_status container_open(const char *path, struct mem_budget *b, struct container **out,
+                         hr_error *err);
+void container_close(struct container *c);
+const struct tensor_entry *container_tensor(const struct container *c, const char *name);
+/* A file of the container: opened beneath the directory, regular, no symlink. */
+hr_status container_file(const struct container *c, const char *name, int *fd, uint64_t *bytes,
+                         hr_error *err);
+/* Reads a whole small file (tokenizer.bin); *data is mem_alloc'ed from b. */
+hr_status container_read(const struct container *c, const char *name, struct mem_budget *b,
+                         void **data, size_t *bytes, hr_error *err);
+/* Every byte of every file (the body of hr_verify). */
+hr_status container_verify(const char *path, hr_verify_fn report, void *user, hr_error *err);
+
+#endif

@@ -1,0 +1,76 @@
+/* Byte-capped cache of expert records as they lie on disk, filled by reader threads, with leases.
+ *
+ * The one place where files become expert records in memory. A caller asks for a layer's experts,
+ * gets leases, waits for them to be ready in whatever order they land, computes, releases.
+ *   - A leased record is never evicted or overwritten.
+ *   - Hits of a request are leased before any victim is chosen (batch-aware).
+ *   - When every slot is leased or in flight, a miss takes a transient buffer of the caller's
+ *     lane; when those are busy too, cache_request leaves the rest for a later call.
+ *   - Never holds more than the bytes given at creation.
+ */
+#ifndef STORE_EXPERT_CACHE_H
+#define STORE_EXPERT_CACHE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/mem.h"
+#include "base/status.h"
+#include "store/container.h"
+
+struct expert_cache;
+
+struct cache_options {
+    uint32_t slots;        /* records the cache keeps (0 allowed) */
+    uint32_t lanes;        /* independent users (sessions), each with its own transient buffers */
+    uint32_t transient;    /* buffers per lane, at least 1 */
+    uint32_t io_threads;
+    uint32_t working_set;  /* layers x top_k records: AUTO policy compares slots with it */
+    int32_t policy;        /* HR_CACHE_* */
+    int32_t verify;        /* HR_VERIFY_* */
+    bool direct;
+    uint32_t shuffle_seed; /* 0 = off */
+};
+
+struct cache_lease {
+    uint32_t bank, expert;
+    const uint8_t *record; /* the whole record; valid once delivered, until released */
+    uint32_t buffer;       /* private */
+    uint32_t tag;          /* the caller's: index into its own request list */
+};
+
+hr_status expert_cache_create(struct container *c, const struct cache_options *o,
+                              struct mem_budget *b, struct expert_cache **out, hr_error *err);
+void expert_cache_free(struct expert_cache *x);
+/* Bytes that expert_cache_create allocates for these options: plans use it. */
+uint64_t expert_cache_cost(const struct container *c, const struct cache_options *o);
+/* Bytes of one slot. */
+uint64_t expert_cache_slot_bytes(const struct container *c);
+
+/* Begins a layer: `experts` are n distinct ids of `bank` (any order). Leases all hits, then
+ * submits reads for as many misses as there are buffers, in disk order. Everything leased here
+ * or later must be delivered by cache_next and released. One open batch per lane. */
+void cache_begin(struct expert_cache *x, uint32_t lane, uint32_t bank, const uint32_t *experts,
+                 uint32_t n);
+/* The next ready record of the batch, blocking when none is ready and reads are in flight.
+ * `block` = false returns *got = false instead of waiting. *got = false with block = true means
+ * the batch is finished. A failed read returns its error; cache_abort must follow. Submits
+ * further reads as buffers become free. *waited adds seconds blocked. */
+hr_status cache_next(struct expert_cache *x, uint32_t lane, bool block, struct cache_lease *out,
+                     bool *got, double *waited, hr_error *err);
+void cache_release(struct expert_cache *x, uint32_t lane, const struct cache_lease *lease);
+/* Ends a batch early: waits for its reads in flight, drops all its undelivered leases. Leases
+ * delivered but not released must be released by the caller. */
+void cache_abort(struct expert_cache *x, uint32_t lane);
+/* Once per forward pass (token chunk): time for the decayed-frequency policy. */
+void cache_tick(struct expert_cache *x, uint32_t tokens);
+
+struct cache_stats {
+    uint64_t hits, misses, reads, bytes_read, retries, verified, evictions, transient_reads;
+    uint64_t leases, slots, used;
+};
+void expert_cache_stats(const struct expert_cache *x, struct cache_stats *out);
+/* "direct", "buffered" or "mixed". */
+const char *expert_cache_io_mode(const struct expert_cache *x);
+
+#endif

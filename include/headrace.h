@@ -1,0 +1,324 @@
+/*
+ * headrace.h - the public interface of Headrace, an engine that runs
+ * Mixture-of-Experts language models far larger than RAM.
+ *
+ * This header is the contract. What it does not promise, nobody may rely on.
+ *
+ * General rules
+ *   - Every function that can fail returns hr_status and fills *err (err may be
+ *     NULL). The library never prints, never calls exit(), installs no signal
+ *     handler and reads no environment variable.
+ *   - Strings are UTF-8 and NUL-terminated unless a length is given. Paths are
+ *     passed to the operating system as they are.
+ *   - Parameter structs begin with `size`. Fill them with their _init function,
+ *     then change fields. New fields are only ever appended.
+ *   - Sizes in bytes are uint64_t; token ids are int32_t; logits are float32.
+ *   - Threads: a model may be used by many threads at once. A session belongs to
+ *     one thread at a time. hr_cancel may be called from any thread (and from a
+ *     signal handler) at any moment. There is no global state.
+ *   - Determinism: for one container and one sequence of token ids the logits are
+ *     the same bits for every isa, thread count, ram, chunk, direct and verify
+ *     setting. See docs/determinism.md.
+ */
+#ifndef HEADRACE_H
+#define HEADRACE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define HR_API __declspec(dllexport)
+#elif defined(__GNUC__)
+#define HR_API __attribute__((visibility("default")))
+#else
+#define HR_API
+#endif
+
+#define HR_VERSION_MAJOR 0
+#define HR_VERSION_MINOR 1
+#define HR_VERSION_PATCH 0
+
+/* Result of a call. Values are stable; new ones may be appended. */
+typedef enum hr_status {
+    HR_OK = 0,
+    HR_ERR_USAGE = 1,     /* an argument is out of range, or the call is not allowed now */
+    HR_ERR_FORMAT = 2,    /* a file is not what it should be, or is damaged */
+    HR_ERR_MEMORY = 3,    /* the ram budget (or the system) cannot hold it */
+    HR_ERR_IO = 4,        /* the operating system refused or failed a file operation */
+    HR_ERR_CONTEXT = 5,   /* more tokens than the context holds; nothing was evaluated */
+    HR_ERR_CANCELLED = 6, /* hr_cancel was called, or a callback asked to stop an eval */
+    HR_ERR_NUMERIC = 7,   /* a NaN or infinity appeared in a layer's output */
+    HR_ERR_UNSUPPORTED = 8 /* a valid container that needs something this build lacks */
+} hr_status;
+
+/* Filled when a call fails: what, where (file, tensor, layer, offset), what to do. */
+typedef struct hr_error {
+    int32_t code;      /* an hr_status */
+    char detail[1020]; /* one line of UTF-8, NUL-terminated */
+} hr_error;
+
+/* A short constant name such as "format"; never NULL. */
+HR_API const char *hr_status_name(int32_t code);
+/* "major.minor.patch" of the library in use; static storage. */
+HR_API const char *hr_version(void);
+
+/* ---- models ------------------------------------------------------------ */
+
+/* An opened container: immutable, shareable between threads and sessions. */
+typedef struct hr_model hr_model;
+/* One token timeline on a model: position, key/value and recurrent state. */
+typedef struct hr_session hr_session;
+
+/* When expert records are checked against their CRC32C. The record's identity
+ * (layer, expert, codec, sizes, expected checksum) is checked on every read. */
+enum { HR_VERIFY_FIRST = 0, HR_VERIFY_ALWAYS = 1, HR_VERIFY_OFF = 2 };
+/* Which expert leaves the cache. AUTO picks by the ratio of cache to working set. */
+enum { HR_CACHE_AUTO = 0, HR_CACHE_LRU = 1, HR_CACHE_LFU = 2 };
+
+typedef struct hr_model_params {
+    size_t size;
+    /* Hard ceiling in bytes on everything the library allocates for this model and
+     * its sessions. 0: three quarters of what is really available (smallest of
+     * MemAvailable and the cgroup limits on the path). An hr_model_open with a
+     * ram below the floor fails with HR_ERR_MEMORY and names the floor. */
+    uint64_t ram;
+    uint32_t ctx;          /* tokens a session can hold; 0 = 4096. At most the model's limit */
+    uint32_t threads;      /* compute threads, caller included; 0 = physical cores available */
+    uint32_t io_threads;   /* reader threads; 0 = 4 */
+    uint32_t chunk;        /* most tokens evaluated together in prefill; 0 = by memory, at most 512 */
+    uint32_t max_sessions; /* sessions alive at once that `ram` must hold; 0 = 1 */
+    int32_t cache_policy;  /* HR_CACHE_* ; default HR_CACHE_AUTO */
+    int32_t verify;        /* HR_VERIFY_* ; default HR_VERIFY_FIRST */
+    int32_t direct;        /* 1 = bypass the page cache where the file system can (default), 0 = never */
+    char isa[16];          /* "auto" (default), "reference", "avx2", "avx512", "neon" */
+    /* Testing aid: seed that shuffles the order in which finished reads are
+     * delivered. 0 = off. Never changes a bit of any result. */
+    uint32_t shuffle_reads;
+    uint32_t reserved;
+} hr_model_params;
+
+HR_API void hr_model_params_init(hr_model_params *params);
+
+/* Opens the container directory `path`. Checks the manifest against
+ * manifest.sha256, every description against the files' sizes, the trunk's and
+ * tokenizer's checksums; loads the trunk; starts the threads. params may be NULL
+ * (defaults). On success *out must be released with hr_model_close. */
+HR_API hr_status hr_model_open(const char *path, const hr_model_params *params,
+                               hr_model **out, hr_error *err);
+/* Waits for no one: every session must have been freed before. NULL is allowed. */
+HR_API void hr_model_close(hr_model *model);
+
+typedef struct hr_model_info {
+    size_t size;
+    uint32_t vocab_size, hidden_size, layers, moe_layers;
+    uint32_t experts;        /* largest number of routed experts in a layer */
+    uint32_t top_k;          /* largest number chosen for a token */
+    uint32_t ctx;            /* tokens a session holds */
+    uint32_t max_position;   /* the model's own limit */
+    uint32_t threads, io_threads, chunk;
+    uint32_t has_tokenizer;  /* 0 for an ids-only container */
+    uint32_t stop_count;     /* number of stop ids */
+    int32_t stop_ids[16];
+    uint64_t parameters;     /* weights in trunk and experts, padding not counted */
+    uint64_t trunk_bytes, expert_bytes, record_bytes, container_bytes;
+    char name[64];           /* as recorded by the converter */
+    char isa[16];            /* the kernels in use */
+    char io_mode[48];        /* "direct", "buffered", or "mixed"; as probed by a real read */
+    char trunk_codec[16], expert_codec[16];
+    char container_sha256[65]; /* hex SHA-256 of manifest.json */
+} hr_model_info;
+
+/* info->size must be set by the caller to sizeof(hr_model_info). */
+HR_API hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error *err);
+
+/* What a model needs, from the manifest alone (no tensor is read). */
+typedef struct hr_plan_result {
+    size_t size;
+    uint64_t trunk, state, scratch, io, overhead; /* bytes; state and scratch are for max_sessions */
+    uint64_t cache;          /* bytes of expert cache that `ram` leaves */
+    uint64_t total;          /* the sum; never above ram */
+    uint64_t floor;          /* the smallest ram that opens */
+    uint64_t recommended;    /* ram that holds the whole model, or the default if that is less */
+    uint64_t ram;            /* the budget planned for */
+    uint64_t available;      /* usable memory found on this machine */
+    uint64_t record_bytes, working_set; /* one expert; layers x top_k experts */
+    uint64_t bytes_per_token_cold;      /* read from disk per decoded token, nothing cached */
+    uint32_t cache_slots, total_experts;
+    uint32_t ctx, chunk, fits, reserved; /* fits: 1 when floor <= ram */
+} hr_plan_result;
+
+/* Fills *plan for the container at `path`; fails only when the container is not
+ * readable. plan->size must be set by the caller. */
+HR_API hr_status hr_plan(const char *path, const hr_model_params *params,
+                         hr_plan_result *plan, hr_error *err);
+
+/* Reads every byte of every file and checks it. `report` (may be NULL) is called
+ * for every fault found (fault = 1, text names file, layer, expert, offset) and
+ * for progress (fault = 0, done and total in bytes); a non-zero return stops.
+ * Returns HR_OK when no fault was found, HR_ERR_FORMAT when some were. */
+typedef int32_t (*hr_verify_fn)(void *user, int32_t fault, const char *text,
+                                uint64_t done, uint64_t total);
+HR_API hr_status hr_verify(const char *path, hr_verify_fn report, void *user, hr_error *err);
+
+/* ---- text -------------------------------------------------------------- */
+
+/* Encodes n bytes of UTF-8. special = 0: control tokens are never produced,
+ * whatever the text contains; special = 1: their spellings are recognised.
+ * Writes at most `capacity` ids and always the full count to *count; when it
+ * does not fit, returns HR_ERR_USAGE and writes no id (call again). Invalid
+ * UTF-8 is encoded as U+FFFD per maximal ill-formed sequence. Ids-only
+ * containers return HR_ERR_UNSUPPORTED. */
+HR_API hr_status hr_tokenize(const hr_model *model, const char *text, size_t n, int32_t special,
+                             int32_t *ids, size_t capacity, size_t *count, hr_error *err);
+/* The raw bytes of ids, which need not be valid UTF-8. Same capacity rule. */
+HR_API hr_status hr_detokenize(const hr_model *model, const int32_t *ids, size_t n,
+                               char *bytes, size_t capacity, size_t *count, hr_error *err);
+
+/* ---- sessions ---------------------------------------------------------- */
+
+/* HR_ERR_MEMORY when max_sessions sessions are alive. */
+HR_API hr_status hr_session_create(hr_model *model, hr_session **out, hr_error *err);
+HR_API void hr_session_free(hr_session *session); /* NULL is allowed */
+/* Back to position 0. Also clears a failure that poisoned the session. */
+HR_API void hr_session_reset(hr_session *session);
+/* Tokens evaluated so far. */
+HR_API uint32_t hr_session_position(const hr_session *session);
+/* Writes the whole state to `path` (temporary file, fsync, rename; mode 0600). */
+HR_API hr_status hr_session_save(const hr_session *session, const char *path, hr_error *err);
+/* Replaces the state by the saved one. On any error (missing, damaged, from
+ * another container, too long for ctx) the session is exactly as before. */
+HR_API hr_status hr_session_load(hr_session *session, const char *path, hr_error *err);
+/* A new session with a copy of the state; counts against max_sessions. */
+HR_API hr_status hr_session_fork(const hr_session *session, hr_session **out, hr_error *err);
+
+enum { HR_LOGITS_NONE = 0, HR_LOGITS_LAST = 1, HR_LOGITS_ALL = 2 };
+
+/* Appends n ids and evaluates them. `logits` receives float32 [vocab_size] (LAST),
+ * [n][vocab_size] (ALL) or nothing (NONE; may be NULL). HR_ERR_USAGE for an id
+ * outside the vocabulary, HR_ERR_CONTEXT when position + n > ctx: both leave the
+ * session untouched. Any other error poisons the session: the next eval returns
+ * HR_ERR_USAGE until hr_session_reset or a successful hr_session_load. */
+HR_API hr_status hr_eval(hr_session *session, const int32_t *ids, size_t n, int32_t which,
+                         float *logits, hr_error *err);
+
+/* Asks a running hr_eval or hr_generate on this session to stop: within one layer
+ * in prefill, within one token in decode. Harmless when nothing runs: the request
+ * is forgotten when the next call begins. */
+HR_API void hr_cancel(hr_session *session);
+
+/* Routed experts of the last hr_eval call, for tests and traces: for every MoE
+ * layer (in layer order) and token, top_k ids in rank order (score descending, id
+ * ascending) and their mixing weights. Must be switched on before. `ids` and
+ * `weights` are [moe_layers][n][top_k]; rows keep layers' own top_k in front and
+ * -1 behind. HR_ERR_USAGE when n is not the last call's token count. */
+HR_API hr_status hr_session_record_routes(hr_session *session, int32_t on, hr_error *err);
+HR_API hr_status hr_session_routes(const hr_session *session, size_t n, int32_t *ids,
+                                   float *weights, hr_error *err);
+
+/* ---- generation -------------------------------------------------------- */
+
+typedef struct hr_stats {
+    size_t size;
+    uint64_t tokens_prefilled, tokens_decoded;
+    uint64_t hits, misses;          /* expert requests answered by the cache or by a read */
+    uint64_t reads, bytes_read;     /* expert records read and their bytes */
+    uint64_t trunk_bytes_read;      /* bytes read while opening */
+    uint64_t read_retries;          /* short reads, EINTR and first I/O errors repeated */
+    uint64_t records_verified;
+    uint64_t evictions, transient_reads; /* reads that went past a fully leased cache */
+    uint64_t leases;                /* records leased now: 0 between calls */
+    uint64_t cache_slots, cache_used, cache_bytes;
+    uint64_t memory_used, memory_peak, memory_limit; /* the library's own account */
+    double seconds_prefill, seconds_decode, seconds_waiting; /* waiting: blocked on reads */
+} hr_stats;
+
+typedef struct hr_token {
+    size_t size;
+    int32_t id;
+    uint32_t index;        /* 0 for the first generated token */
+    const char *bytes;     /* raw bytes of this token (of a control token: its spelling) */
+    size_t bytes_len;
+    const char *text;      /* valid UTF-8 that became complete with this token; may be empty */
+    size_t text_len;
+    float logprob;         /* natural log of the token's softmax probability at temperature 1 */
+    uint32_t reserved;
+    const hr_stats *stats; /* running totals of this generation */
+} hr_token;
+
+/* Called on the caller's thread after each token; return 0 to go on, anything else
+ * to stop (HR_FINISH_CANCELLED). The pointers live until it returns. */
+typedef int32_t (*hr_token_fn)(void *user, const hr_token *token);
+
+enum {
+    HR_FINISH_STOP = 0,      /* a stop id or stop string */
+    HR_FINISH_LENGTH = 1,    /* max_tokens */
+    HR_FINISH_CONTEXT = 2,   /* the context is full */
+    HR_FINISH_CANCELLED = 3, /* hr_cancel, or the callback */
+    HR_FINISH_ERROR = 4
+};
+
+typedef struct hr_generate_params {
+    size_t size;
+    uint32_t max_tokens;       /* 0 = until the context is full */
+    float temperature;         /* 0 = greedy (ties: lowest id); default 0 */
+    uint32_t top_k;            /* 0 = off */
+    float top_p;               /* 1 = off; in (0, 1] */
+    float min_p;               /* 0 = off; in [0, 1) */
+    float repetition_penalty;  /* 1 = off; > 0; over the prompt and what was generated */
+    uint32_t ignore_stop_ids;  /* 1 = keep going past the model's stop ids */
+    uint64_t seed;             /* same seed, same text, on every machine */
+    const int32_t *stop_ids;   /* in addition to the model's own; may be NULL */
+    size_t stop_id_count;
+    const char *const *stop;   /* stop strings, not part of the text; may be NULL */
+    size_t stop_count;         /* at most 16, each 1..256 bytes */
+} hr_generate_params;
+
+HR_API void hr_generate_params_init(hr_generate_params *params);
+
+typedef struct hr_generation {
+    size_t size;
+    int32_t finish;          /* HR_FINISH_* */
+    uint32_t tokens;         /* tokens generated (the stop id not counted) */
+    int32_t stop_id;         /* the id that stopped it, or -1 */
+    int32_t stop_string;     /* index of the stop string that stopped it, or -1 */
+    hr_stats stats;
+} hr_generation;
+
+/* Evaluates the prompt ids (n may be 0 when the session has a position > 0 and a
+ * previous generate or eval left logits), then samples and evaluates tokens until
+ * something ends it. The last sampled token is reported before it is evaluated;
+ * the next hr_generate or hr_eval evaluates it first (it counts against ctx there).
+ * All texts of one generation concatenate to the hr_detokenize of its ids, with
+ * U+FFFD for ill-formed sequences. A stop id is not reported. Text that might begin a stop
+ * string is held back until it cannot. params may be NULL, callback may be NULL.
+ * out->size must be set when out is not NULL. Returns HR_OK for every finish
+ * except HR_FINISH_ERROR. A prompt that does not fit returns HR_ERR_CONTEXT with
+ * needed and available counts, the session untouched. */
+HR_API hr_status hr_generate(hr_session *session, const int32_t *ids, size_t n,
+                             const hr_generate_params *params, hr_token_fn callback, void *user,
+                             hr_generation *out, hr_error *err);
+
+/* Totals since the model was opened. stats->size must be set by the caller. */
+HR_API hr_status hr_get_stats(const hr_model *model, hr_stats *stats, hr_error *err);
+
+/* ---- hashing ----------------------------------------------------------- */
+
+/* Incremental SHA-256, so that programs can publish the hash of their logits
+ * without another dependency. hash receives 32 bytes. */
+typedef struct hr_sha256 {
+    uint32_t state[8];
+    uint64_t length;
+    uint8_t block[64];
+} hr_sha256;
+HR_API void hr_sha256_init(hr_sha256 *hash);
+HR_API void hr_sha256_update(hr_sha256 *hash, const void *data, size_t n);
+HR_API void hr_sha256_final(hr_sha256 *hash, uint8_t out[32]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
