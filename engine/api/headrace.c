@@ -1,0 +1,355 @@
+/* The public functions: argument checks, then the layer that does the work. */
+#include "headrace.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "generate/generate.h"
+#include "model/session.h"
+
+/* The opaque types are the internal ones under their public names. */
+static struct model *model_of(const hr_model *m)
+{
+    return (struct model *)(uintptr_t)m;
+}
+
+static struct session *session_of(const hr_session *s)
+{
+    return (struct session *)(uintptr_t)s;
+}
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+const char *hr_version(void)
+{
+    return TEXT(HR_VERSION_MAJOR) "." TEXT(HR_VERSION_MINOR) "." TEXT(HR_VERSION_PATCH);
+}
+
+void hr_model_params_init(hr_model_params *params)
+{
+    memset(params, 0, sizeof *params);
+    params->size = sizeof *params;
+    params->direct = 1;
+    snprintf(params->isa, sizeof params->isa, "auto");
+}
+
+/* Callers of an older or newer header: take the fields both know, keep defaults for the rest. */
+static hr_status take_params(const hr_model_params *given, hr_model_params *out, hr_error *err)
+{
+    hr_model_params_init(out);
+    if (!given) return HR_OK;
+    if (given->size < sizeof(size_t) || given->size > 4096)
+        return fail(err, HR_ERR_USAGE, "hr_model_params.size is %zu; call hr_model_params_init first",
+                    given->size);
+    memcpy(out, given, given->size < sizeof *out ? given->size : sizeof *out);
+    out->size = sizeof *out;
+    return HR_OK;
+}
+
+/* Copies as much of an output struct as the caller's size takes, leaving its size field alone. */
+static hr_status give(void *to, size_t to_size, const void *from, size_t from_size, hr_error *err)
+{
+    if (to_size < sizeof(size_t) || to_size > 65536)
+        return fail(err, HR_ERR_USAGE, "the size field of the result is %zu; set it to sizeof", to_size);
+    const size_t n = to_size < from_size ? to_size : from_size;
+    if (n > sizeof(size_t))
+        memcpy((char *)to + sizeof(size_t), (const char *)from + sizeof(size_t), n - sizeof(size_t));
+    return HR_OK;
+}
+
+hr_status hr_model_open(const char *path, const hr_model_params *params, hr_model **out,
+                        hr_error *err)
+{
+    hr_model_params p;
+    struct model *m = NULL;
+    if (!path || !out) return fail(err, HR_ERR_USAGE, "path or out is NULL");
+    *out = NULL;
+    TRY(take_params(params, &p, err));
+    TRY(model_open(path, &p, &m, err));
+    *out = (hr_model *)m;
+    return HR_OK;
+}
+
+void hr_model_close(hr_model *model)
+{
+    model_close(model_of(model));
+}
+
+static void codec_of_experts(const struct model *m, char out[16])
+{
+    const struct container *c = m->c;
+    const char *name = c->bank_count ? codec_name(c->banks[0].codec) : "none";
+    for (uint32_t i = 1; i < c->bank_count; i++)
+        if (c->banks[i].codec != c->banks[0].codec) name = "mixed";
+    snprintf(out, 16, "%s", name);
+}
+
+hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error *err)
+{
+    const struct model *m = model_of(model);
+    hr_model_info i = {.size = sizeof i};
+    int64_t parameters = 0;
+    if (!m || !info) return fail(err, HR_ERR_USAGE, "model or info is NULL");
+    i.vocab_size = m->arch.vocab_size;
+    i.hidden_size = m->arch.hidden;
+    i.layers = m->arch.layers;
+    i.moe_layers = m->arch.moe_layers;
+    i.experts = m->arch.max_experts;
+    i.top_k = m->arch.max_top_k;
+    i.ctx = m->plan.ctx;
+    i.max_position = m->arch.max_position;
+    i.threads = m->plan.threads;
+    i.io_threads = m->plan.io_threads;
+    i.chunk = m->plan.chunk;
+    i.has_tokenizer = m->tokenizer != NULL;
+    i.stop_count = m->c->stop_count;
+    memcpy(i.stop_ids, m->c->stop_ids, sizeof i.stop_ids);
+    if (json_int(json_get(json_root(m->c->manifest), "parameters"), &parameters))
+        i.parameters = (uint64_t)parameters;
+    i.trunk_bytes = m->c->trunk_bytes;
+    for (uint32_t b = 0; b < m->c->bank_count; b++)
+        i.expert_bytes += (uint64_t)m->c->banks[b].experts * m->c->banks[b].record.bytes;
+    i.record_bytes = m->plan.record_bytes;
+    i.container_bytes = m->c->total_bytes;
+    snprintf(i.name, sizeof i.name, "%s", m->arch.name);
+    snprintf(i.isa, sizeof i.isa, "%s", m->nn.k->isa);
+    snprintf(i.io_mode, sizeof i.io_mode, "%s", expert_cache_io_mode(m->cache));
+    snprintf(i.trunk_codec, sizeof i.trunk_codec, "%s", codec_name(m->embed.codec));
+    codec_of_experts(m, i.expert_codec);
+    snprintf(i.container_sha256, sizeof i.container_sha256, "%s", m->c->sha256);
+    return give(info, info->size, &i, sizeof i, err);
+}
+
+static void plan_fill(const struct plan *p, hr_plan_result *r)
+{
+    r->trunk = p->trunk;
+    r->state = p->state;
+    r->scratch = p->scratch;
+    r->io = p->io;
+    r->overhead = p->overhead;
+    r->cache = p->cache;
+    r->total = p->total;
+    r->floor = p->floor;
+    r->recommended = p->recommended;
+    r->ram = p->ram;
+    r->available = p->available;
+    r->record_bytes = p->record_bytes;
+    r->working_set = p->working_set_records * p->record_bytes;
+    r->bytes_per_token_cold = r->working_set;
+    r->cache_slots = p->slots;
+    r->total_experts = p->total_experts;
+    r->ctx = p->ctx;
+    r->chunk = p->chunk;
+    r->fits = p->floor <= p->ram;
+}
+
+static hr_status plan_container(struct container *c, const hr_model_params *params,
+                                hr_plan_result *result, hr_error *err)
+{
+    struct model m;
+    struct memory_probe memory;
+    memset(&m, 0, sizeof m);
+    mem_budget_init(&m.mem, 0);
+    m.c = c;
+    TRY(architecture_read(c->model, &m.arch, err));
+    const size_t bytes = m.arch.layers * sizeof(struct layer_weights);
+    m.layers = mem_alloc(NULL, bytes);
+    if (!m.layers) return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes", bytes);
+    hr_status st = model_bind(&m, err);
+    mem_free(NULL, m.layers, bytes);
+    if (st != HR_OK) return st;
+    memory_probe_read("", &memory);
+    TRY(plan_make(c, &m.arch, params, &memory, &m.plan, err));
+    plan_fill(&m.plan, result);
+    return HR_OK;
+}
+
+hr_status hr_plan(const char *path, const hr_model_params *params, hr_plan_result *plan,
+                  hr_error *err)
+{
+    hr_model_params p;
+    hr_plan_result r = {.size = sizeof r};
+    struct container *c = NULL;
+    if (!path || !plan) return fail(err, HR_ERR_USAGE, "path or plan is NULL");
+    TRY(take_params(params, &p, err));
+    TRY(container_open(path, NULL, &c, err));
+    const hr_status st = plan_container(c, &p, &r, err);
+    container_close(c);
+    if (st != HR_OK) return st;
+    return give(plan, plan->size, &r, sizeof r, err);
+}
+
+hr_status hr_verify(const char *path, hr_verify_fn report, void *user, hr_error *err)
+{
+    if (!path) return fail(err, HR_ERR_USAGE, "path is NULL");
+    return container_verify(path, report, user, err);
+}
+
+hr_status hr_tokenize(const hr_model *model, const char *text, size_t n, int32_t special,
+                      int32_t *ids, size_t capacity, size_t *count, hr_error *err)
+{
+    const struct model *m = model_of(model);
+    if (!m || !count || (!text && n) || (!ids && capacity))
+        return fail(err, HR_ERR_USAGE, "a required argument is NULL");
+    *count = 0;
+    if (!m->tokenizer)
+        return fail(err, HR_ERR_UNSUPPORTED, "%s has no tokenizer (an ids-only container)", m->c->path);
+    return tokenizer_encode(m->tokenizer, text, n, special != 0, ids, capacity, count, err);
+}
+
+hr_status hr_detokenize(const hr_model *model, const int32_t *ids, size_t n, char *bytes,
+                        size_t capacity, size_t *count, hr_error *err)
+{
+    const struct model *m = model_of(model);
+    if (!m || !count || (!ids && n) || (!bytes && capacity))
+        return fail(err, HR_ERR_USAGE, "a required argument is NULL");
+    *count = 0;
+    if (!m->tokenizer)
+        return fail(err, HR_ERR_UNSUPPORTED, "%s has no tokenizer (an ids-only container)", m->c->path);
+    size_t total = 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t len = 0;
+        if (ids[i] < 0 || (uint32_t)ids[i] >= m->arch.vocab_size)
+            return fail(err, HR_ERR_USAGE, "id %d is outside the vocabulary of %u", ids[i],
+                        m->arch.vocab_size);
+        tokenizer_bytes(m->tokenizer, ids[i], &len);
+        total += len;
+    }
+    *count = total;
+    if (total > capacity)
+        return fail(err, HR_ERR_USAGE, "%zu bytes are needed and %zu given", total, capacity);
+    for (size_t i = 0; i < n; i++) {
+        size_t len = 0;
+        const char *p = tokenizer_bytes(m->tokenizer, ids[i], &len);
+        if (len) memcpy(bytes, p, len);
+        bytes += len;
+    }
+    return HR_OK;
+}
+
+hr_status hr_session_create(hr_model *model, hr_session **out, hr_error *err)
+{
+    struct session *s = NULL;
+    if (!model || !out) return fail(err, HR_ERR_USAGE, "model or out is NULL");
+    *out = NULL;
+    TRY(session_create(model_of(model), &s, err));
+    *out = (hr_session *)s;
+    return HR_OK;
+}
+
+void hr_session_free(hr_session *session)
+{
+    session_free(session_of(session));
+}
+
+void hr_session_reset(hr_session *session)
+{
+    if (session) session_reset(session_of(session));
+}
+
+uint32_t hr_session_position(const hr_session *session)
+{
+    return session ? session_of(session)->position : 0;
+}
+
+hr_status hr_session_save(const hr_session *session, const char *path, hr_error *err)
+{
+    if (!session || !path) return fail(err, HR_ERR_USAGE, "session or path is NULL");
+    return session_save(session_of(session), path, err);
+}
+
+hr_status hr_session_load(hr_session *session, const char *path, hr_error *err)
+{
+    if (!session || !path) return fail(err, HR_ERR_USAGE, "session or path is NULL");
+    return session_load(session_of(session), path, err);
+}
+
+hr_status hr_session_fork(const hr_session *session, hr_session **out, hr_error *err)
+{
+    struct session *copy = NULL;
+    if (!session || !out) return fail(err, HR_ERR_USAGE, "session or out is NULL");
+    *out = NULL;
+    TRY(session_fork(session_of(session), &copy, err));
+    *out = (hr_session *)copy;
+    return HR_OK;
+}
+
+hr_status hr_eval(hr_session *session, const int32_t *ids, size_t n, int32_t which, float *logits,
+                  hr_error *err)
+{
+    struct session *s = session_of(session);
+    if (!s) return fail(err, HR_ERR_USAGE, "session is NULL");
+    session_cancel_clear(s);
+    const int32_t pending = s->pending;
+    if (pending >= 0 && !s->poisoned) {
+        if (n + 1 > s->model->plan.ctx - s->position)
+            return fail(err, HR_ERR_CONTEXT, "%zu tokens are needed (one is pending) and %u available",
+                        n + 1, s->model->plan.ctx - s->position);
+        TRY(session_eval(s, &pending, 1, HR_LOGITS_NONE, NULL, err));
+        s->pending = -1;
+    }
+    return session_eval(s, ids, n, which, logits, err);
+}
+
+void hr_cancel(hr_session *session)
+{
+    if (session) atomic_store(&session_of(session)->cancel, 1);
+}
+
+hr_status hr_session_record_routes(hr_session *session, int32_t on, hr_error *err)
+{
+    if (!session) return fail(err, HR_ERR_USAGE, "session is NULL");
+    return session_record_routes(session_of(session), on != 0, err);
+}
+
+hr_status hr_session_routes(const hr_session *session, size_t n, int32_t *ids, float *weights,
+                            hr_error *err)
+{
+    const struct session *s = session_of(session);
+    if (!s || !ids || !weights) return fail(err, HR_ERR_USAGE, "a required argument is NULL");
+    if (!s->route_ids || s->route_tokens != n)
+        return fail(err, HR_ERR_USAGE, "the last call recorded the routes of %u tokens, not of %zu",
+                    s->route_tokens, n);
+    const size_t values = (size_t)s->model->arch.moe_layers * n * s->model->arch.max_top_k;
+    memcpy(ids, s->route_ids, values * sizeof *ids);
+    memcpy(weights, s->route_weights, values * sizeof *weights);
+    return HR_OK;
+}
+
+void hr_generate_params_init(hr_generate_params *params)
+{
+    generate_params_init(params);
+}
+
+hr_status hr_generate(hr_session *session, const int32_t *ids, size_t n,
+                      const hr_generate_params *params, hr_token_fn callback, void *user,
+                      hr_generation *out, hr_error *err)
+{
+    hr_generate_params p;
+    hr_generation g = {.size = sizeof g};
+    if (!session || (!ids && n)) return fail(err, HR_ERR_USAGE, "session or ids is NULL");
+    hr_generate_params_init(&p);
+    if (params) {
+        if (params->size < sizeof(size_t) || params->size > 4096)
+            return fail(err, HR_ERR_USAGE, "hr_generate_params.size is %zu; call hr_generate_params_init first",
+                        params->size);
+        memcpy(&p, params, params->size < sizeof p ? params->size : sizeof p);
+        p.size = sizeof p;
+    }
+    const hr_status st = generate(session_of(session), ids, n, &p, callback, user, &g, err);
+    if (out) {
+        hr_error ignored;
+        if (give(out, out->size, &g, sizeof g, st == HR_OK ? err : &ignored) != HR_OK && st == HR_OK)
+            return HR_ERR_USAGE;
+    }
+    return st;
+}
+
+hr_status hr_get_stats(const hr_model *model, hr_stats *stats, hr_error *err)
+{
+    hr_stats s;
+    if (!model || !stats) return fail(err, HR_ERR_USAGE, "model or stats is NULL");
+    model_stats(model_of(model), &s);
+    return give(stats, stats->size, &s, sizeof s, err);
+}

@@ -1,0 +1,28 @@
+/* One pass over the layers for a chunk of tokens: the reading order of the engine. */
+#ifndef MODEL_FORWARD_H
+#define MODEL_FORWARD_H
+
+#include <stdatomic.h>
+
+#include "model/model.h"
+#include "model/scratch.h"
+#include "model/state.h"
+
+struct forward_call {
+    struct model *model;
+    uint32_t lane, position;
+    struct layer_state *state;
+    struct forward_scratch *scratch;
+    const _Atomic int *cancel; /* looked at between layers when not NULL */
+    int32_t *route_ids;        /* [moe_layers][route_stride] for this chunk's first token, or NULL */
+    float *route_weights;
+    size_t route_stride;       /* values per MoE layer */
+    double waited;
+};
+
+/* Evaluates n ids at call->position. Logits of the last `rows` tokens (0..n) go to
+ * logits[rows][vocab]. HR_ERR_NUMERIC names the layer whose output is not finite. */
+hr_status forward(struct forward_call *call, const int32_t *ids, uint32_t n, uint32_t rows,
+                  float *logits, hr_error *err);
+
+#endif

@@ -1,0 +1,50 @@
+/* An opened model: container, weights bound to parts, threads, expert cache. Immutable but for
+ * the cache and counters; shared by sessions. */
+#ifndef MODEL_MODEL_H
+#define MODEL_MODEL_H
+
+#include <pthread.h>
+
+#include "model/architecture.h"
+#include "model/plan.h"
+#include "model/weights.h"
+#include "nn/linear.h"
+#include "store/container.h"
+#include "store/expert_cache.h"
+#include "text/tokenizer.h"
+
+struct model {
+    struct mem_budget mem;
+    struct container *c;
+    struct architecture arch;
+    struct plan plan;
+    hr_model_params params;
+    uint8_t *trunk;
+    uint64_t trunk_read; /* bytes */
+    struct matrix embed, head;
+    const float *final_norm;
+    struct layer_weights *layers;
+    struct tokenizer *tokenizer; /* NULL: ids only */
+    void *tokenizer_data;
+    size_t tokenizer_bytes;
+    struct pool *pool;
+    struct nn nn;
+    struct expert_cache *cache;
+    pthread_mutex_t lock; /* lanes and totals */
+    uint64_t lanes;       /* bit i: lane i is taken */
+    struct {
+        uint64_t prefilled, decoded;
+        double seconds_prefill, seconds_decode, seconds_waiting;
+    } totals;
+};
+
+hr_status model_open(const char *path, const hr_model_params *params, struct model **out,
+                     hr_error *err);
+void model_close(struct model *m);
+void model_stats(struct model *m, hr_stats *out);
+
+/* Checks every tensor against the architecture and binds it into the trunk's memory; in
+ * model/bind.c. With trunk NULL it only checks. */
+hr_status model_bind(struct model *m, hr_error *err);
+
+#endif

@@ -1,0 +1,45 @@
+/* The one place where reading and arithmetic meet: route, ask the cache, compute what is there
+ * while the rest is being read, combine in rank order. */
+#ifndef MODEL_MOE_STREAM_H
+#define MODEL_MOE_STREAM_H
+
+#include "nn/glu.h"
+#include "nn/parts.h"
+#include "nn/router.h"
+#include "store/expert_cache.h"
+
+struct moe_scratch {
+    float *scores;      /* [n][experts] */
+    int32_t *ids;       /* [n][top_k] in rank order */
+    float *weights;     /* [n][top_k] */
+    uint32_t *pair;     /* [n][top_k]: where the result of (token, rank) lies */
+    uint32_t *token;    /* [n * top_k]: token of a pair; pairs are grouped by expert */
+    uint32_t *first;    /* [experts + 1]: first pair of each expert */
+    uint32_t *wanted;   /* [experts]: the distinct experts, ascending */
+    float *result;      /* [n * top_k][hidden] */
+    float *shared;      /* [n][hidden] */
+    float *shared_gate; /* [n] */
+    struct glu_scratch glu;
+};
+
+void moe_carve(struct carve *c, const struct moe_part *p, uint32_t hidden, uint32_t n,
+               struct moe_scratch *s);
+
+struct moe_call {
+    const struct nn *nn;
+    struct expert_cache *cache;
+    const struct bank_entry *bank;
+    uint32_t bank_index, lane;
+    const struct moe_part *part;
+    const struct moe_weights *weights;
+    struct moe_scratch *scratch;
+    uint32_t hidden;
+    double waited; /* seconds blocked on reads, added to */
+};
+
+/* y[n][hidden] = routed experts + shared expert. After it s->ids and s->weights hold the routes. No
+ * lease survives the call, whatever it returns. */
+hr_status moe_forward(struct moe_call *call, struct linear_input *in, float *y, size_t ldy,
+                      hr_error *err);
+
+#endif

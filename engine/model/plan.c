@@ -1,0 +1,126 @@
+#include "model/plan.h"
+
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/pool.h"
+#include "model/scratch.h"
+#include "model/state.h"
+#include "model/weights.h"
+#include "text/tokenizer.h"
+
+/* Room for what calls allocate and free again (encoding a prompt, sampling) and for the fixed
+ * structures of a model and its sessions. */
+enum { CALL_SLACK = 4 << 20, SAMPLING_PER_ID = 32, MAX_CHUNK = 4096, AUTO_CHUNK = 512, TRANSIENT = 2 };
+
+uint64_t plan_session_state(const struct architecture *a, uint32_t ctx)
+{
+    struct carve c = {NULL, 0};
+    state_carve(&c, a, ctx, NULL);
+    return mem_cost(c.used);
+}
+
+uint64_t plan_session_scratch(const struct architecture *a, uint32_t chunk, uint32_t workers)
+{
+    struct carve c = {NULL, 0};
+    struct forward_scratch s;
+    forward_carve(&c, a, chunk, workers, &s);
+    return mem_cost(c.used) + mem_cost((size_t)a->vocab_size * sizeof(float)) +
+           mem_cost((size_t)a->vocab_size * SAMPLING_PER_ID) +
+           mem_cost(a->layers * sizeof(struct layer_state));
+}
+
+static hr_status in_range(const char *what, uint32_t v, uint32_t max, hr_error *err)
+{
+    if (v <= max) return HR_OK;
+    return fail(err, HR_ERR_USAGE, "%s is %u; at most %u is allowed", what, v, max);
+}
+
+static uint64_t overhead_bytes(const struct container *c, const struct architecture *a,
+                               uint32_t threads)
+{
+    uint64_t n = c->mem_bytes + pool_cost(threads) + CALL_SLACK;
+    n += mem_cost(a->layers * sizeof(struct layer_weights));
+    if (c->has_tokenizer)
+        n += mem_cost(c->tokenizer_bytes) + tokenizer_cost(c->tokenizer_bytes);
+    return n;
+}
+
+/* The most slots whose cost stays within `room`. */
+static uint32_t slots_within(const struct container *c, struct cache_options o, uint64_t room,
+                             uint32_t most)
+{
+    uint32_t lo = 0, hi = most; /* cost(lo) fits */
+    while (lo < hi) {
+        const uint32_t mid = lo + (hi - lo + 1) / 2;
+        o.slots = mid;
+        if (expert_cache_cost(c, &o) <= room)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return lo;
+}
+
+hr_status plan_make(const struct container *c, const struct architecture *a,
+                    const hr_model_params *params, const struct memory_probe *memory,
+                    struct plan *p, hr_error *err)
+{
+    memset(p, 0, sizeof *p);
+    TRY(in_range("threads", params->threads, 1024, err));
+    TRY(in_range("io_threads", params->io_threads, 64, err));
+    TRY(in_range("max_sessions", params->max_sessions, 64, err));
+    TRY(in_range("chunk", params->chunk, MAX_CHUNK, err));
+    p->ctx = params->ctx ? params->ctx : a->max_position < 4096 ? a->max_position : 4096;
+    if (p->ctx > a->max_position)
+        return fail(err, HR_ERR_USAGE, "ctx is %u; this model knows positions up to %u", p->ctx,
+                    a->max_position);
+    p->threads = params->threads ? params->threads : cpu_physical_cores();
+    p->io_threads = params->io_threads ? params->io_threads : 4;
+    p->sessions = params->max_sessions ? params->max_sessions : 1;
+    p->available = memory->usable;
+    p->ram = params->ram ? params->ram : memory_default_budget(memory);
+    p->record_bytes = expert_cache_slot_bytes(c);
+    for (uint32_t i = 0; i < c->bank_count; i++) p->total_experts += c->banks[i].experts;
+    for (uint32_t i = 0; i < a->layers; i++)
+        if (layer_ffn(a, i)->kind == FFN_MOE) p->working_set_records += layer_ffn(a, i)->moe.top_k;
+
+    struct cache_options *o = &p->cache_options;
+    *o = (struct cache_options){.lanes = p->sessions, .transient = TRANSIENT,
+                                .io_threads = p->io_threads,
+                                .working_set = (uint32_t)p->working_set_records,
+                                .policy = params->cache_policy, .verify = params->verify,
+                                .direct = params->direct != 0,
+                                .shuffle_seed = params->shuffle_reads};
+    p->trunk = mem_cost(c->trunk_bytes);
+    p->overhead = overhead_bytes(c, a, p->threads);
+    p->state = p->sessions * plan_session_state(a, p->ctx);
+    p->io = expert_cache_cost(c, o);
+    const uint64_t fixed = p->trunk + p->overhead + p->state + p->io;
+    const uint32_t most = p->ctx < AUTO_CHUNK ? p->ctx : AUTO_CHUNK;
+    const uint32_t least = params->chunk ? params->chunk : 1;
+
+    /* A larger chunk reads each expert for more tokens; it may take an eighth of what is free. */
+    p->chunk = params->chunk ? params->chunk : most;
+    p->floor = fixed + p->sessions * plan_session_scratch(a, least, p->threads);
+    const uint64_t spare = p->ram > fixed ? p->ram - fixed : 0;
+    while (p->chunk > least &&
+           p->sessions * plan_session_scratch(a, p->chunk, p->threads) > spare / 8)
+        p->chunk = p->chunk / 2 > least ? p->chunk / 2 : least;
+    p->scratch = p->sessions * plan_session_scratch(a, p->chunk, p->threads);
+
+    const uint64_t used = fixed + p->scratch;
+    if (p->ram >= used) p->slots = slots_within(c, *o, p->ram - used + p->io, p->total_experts);
+    o->slots = p->slots;
+    p->cache = expert_cache_cost(c, o) - p->io;
+    p->total = used + p->cache;
+
+    struct cache_options whole = *o;
+    whole.slots = p->total_experts;
+    p->recommended = fixed - p->io + expert_cache_cost(c, &whole) +
+                     p->sessions * plan_session_scratch(a, params->chunk ? params->chunk : most,
+                                                        p->threads);
+    const uint64_t safe = memory_default_budget(memory);
+    if (p->recommended > safe) p->recommended = safe > p->floor ? safe : p->floor;
+    return HR_OK;
+}

@@ -1,0 +1,29 @@
+/* Where the memory goes, decided before anything is loaded. */
+#ifndef MODEL_PLAN_H
+#define MODEL_PLAN_H
+
+#include "base/memory.h"
+#include "model/architecture.h"
+#include "store/container.h"
+#include "store/expert_cache.h"
+
+struct plan {
+    uint32_t ctx, threads, io_threads, chunk, sessions;
+    uint32_t slots, total_experts;
+    uint64_t working_set_records, record_bytes; /* record_bytes: one slot */
+    uint64_t trunk, state, scratch, io, overhead, cache; /* bytes; cache = slots, io = the rest of it */
+    uint64_t ram, floor, total, recommended, available;
+    struct cache_options cache_options;
+};
+
+/* Resolves defaults and sizes; succeeds when the container cannot fit (floor > ram): the caller
+ * decides. HR_ERR_USAGE for parameters out of range. */
+hr_status plan_make(const struct container *c, const struct architecture *a,
+                    const hr_model_params *params, const struct memory_probe *memory,
+                    struct plan *out, hr_error *err);
+
+/* Bytes of one session: its state, and its scratch with everything else it allocates. */
+uint64_t plan_session_state(const struct architecture *a, uint32_t ctx);
+uint64_t plan_session_scratch(const struct architecture *a, uint32_t chunk, uint32_t workers);
+
+#endif

@@ -1,0 +1,52 @@
+#include "model/scratch.h"
+
+void scratch_carve_mixer(struct carve *c, const struct mixer_part *m, uint32_t n, uint32_t workers,
+                         struct attention_scratch *attention, struct delta_scratch *delta)
+{
+    if (m->kind == MIXER_ATTENTION)
+        attention_carve(c, &m->attention, n, workers, attention);
+    else
+        delta_carve(c, &m->delta, n, workers, delta);
+}
+
+void scratch_carve_ffn(struct carve *c, const struct ffn_part *f, uint32_t hidden, uint32_t n,
+                       struct moe_scratch *moe, struct glu_scratch *dense)
+{
+    if (f->kind == FFN_MOE)
+        moe_carve(c, &f->moe, hidden, n, moe);
+    else
+        glu_carve(c, n, f->dense.inner, dense);
+}
+
+static size_t largest_part(const struct architecture *a, uint32_t n, uint32_t workers)
+{
+    size_t most = 0;
+    for (uint32_t i = 0; i < a->mixer_count; i++) {
+        struct carve c = {NULL, 0};
+        struct attention_scratch attention;
+        struct delta_scratch delta;
+        scratch_carve_mixer(&c, &a->mixers[i], n, workers, &attention, &delta);
+        if (c.used > most) most = c.used;
+    }
+    for (uint32_t i = 0; i < a->ffn_count; i++) {
+        struct carve c = {NULL, 0};
+        struct moe_scratch moe;
+        struct glu_scratch dense;
+        scratch_carve_ffn(&c, &a->ffns[i], a->hidden, n, &moe, &dense);
+        if (c.used > most) most = c.used;
+    }
+    return most;
+}
+
+void forward_carve(struct carve *c, const struct architecture *a, uint32_t n, uint32_t workers,
+                   struct forward_scratch *s)
+{
+    const size_t rows = (size_t)n * a->hidden * sizeof(float);
+    s->h = carve_take(c, rows);
+    s->x = carve_take(c, rows);
+    s->y = carve_take(c, rows);
+    linear_input_carve(c, n, a->hidden, &s->in);
+    head_carve(c, n, a->hidden, &s->head);
+    s->part_bytes = largest_part(a, n, workers);
+    s->part = carve_take(c, s->part_bytes);
+}

@@ -1,0 +1,20 @@
+/* One layer's weights, bound into the trunk's memory. */
+#ifndef MODEL_WEIGHTS_H
+#define MODEL_WEIGHTS_H
+
+#include "nn/parts.h"
+
+struct layer_weights {
+    const float *mixer_norm, *ffn_norm;
+    uint32_t bank; /* index into container->banks (FFN_MOE) */
+    union {
+        struct attention_weights attention;
+        struct delta_weights delta;
+    };
+    union {
+        struct dense_weights dense;
+        struct moe_weights moe;
+    };
+};
+
+#endif

@@ -1,0 +1,157 @@
+#include "nn/linear.h"
+
+/* Rows of a float matrix that make one task: enough work to pay for claiming it. */
+enum { FLOAT_ROWS = 32, MAX_JOBS = 8 };
+
+static size_t pad64(size_t k)
+{
+    return (k + 63) & ~(size_t)63;
+}
+
+void linear_input_carve(struct carve *c, uint32_t n, uint32_t k, struct linear_input *in)
+{
+    const size_t k_pad = pad64(k);
+    in->x = NULL;
+    in->ldx = 0;
+    in->n = n;
+    in->k = k;
+    in->quantized = false;
+    in->q.q = carve_take(c, (size_t)n * k_pad);
+    in->q.shift = carve_take(c, (size_t)n * (k_pad / ACT_BLOCK));
+    in->q.scale = carve_take(c, (size_t)n * sizeof(float));
+    in->q.sum = carve_take(c, (size_t)n * sizeof(int64_t));
+    in->q.k = k;
+    in->q.k_pad = k_pad;
+}
+
+void linear_input_set(struct linear_input *in, const float *x, size_t ldx, uint32_t n, uint32_t k)
+{
+    in->x = x;
+    in->ldx = ldx;
+    in->n = n;
+    in->k = k;
+    in->q.k = k;
+    in->q.k_pad = pad64(k);
+    in->quantized = false;
+}
+
+struct prepare_ctx {
+    const struct nn *nn;
+    struct linear_input *in;
+};
+
+static void prepare_task(void *p, uint32_t task, uint32_t worker)
+{
+    const struct prepare_ctx *c = p;
+    (void)worker;
+    c->nn->k->quantize(c->in->x + (size_t)task * c->in->ldx, &c->in->q, task);
+}
+
+void linear_input_prepare(const struct nn *nn, struct linear_input *in, enum codec codec)
+{
+    if (codec != CODEC_INT8 || in->quantized) return;
+    struct prepare_ctx c = {nn, in};
+    pool_run(nn->pool, in->n, prepare_task, &c);
+    in->quantized = true;
+}
+
+uint32_t linear_units(const struct matrix *w)
+{
+    if (w->codec == CODEC_INT8) return w->rows_pad / INT8_PANEL_ROWS;
+    return (w->rows + FLOAT_ROWS - 1) / FLOAT_ROWS;
+}
+
+void linear_unit(const struct nn *nn, const struct matrix *w, uint32_t unit,
+                 const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
+                 size_t ldy)
+{
+    if (w->codec == CODEC_INT8) {
+        nn->k->int8_panels(w->data, w->scale, w->rows, unit, unit + 1, &in->q, index, n, y, ldy);
+        return;
+    }
+    const size_t r0 = (size_t)unit * FLOAT_ROWS;
+    const size_t r1 = r0 + FLOAT_ROWS < w->rows ? r0 + FLOAT_ROWS : w->rows;
+    if (w->codec == CODEC_BF16)
+        nn->k->bf16_rows(w->data, w->cols, r0, r1, in->x, in->ldx, index, n, y, ldy);
+    else
+        nn->k->f32_rows(w->data, w->cols, r0, r1, in->x, in->ldx, index, n, y, ldy);
+}
+
+struct run_ctx {
+    const struct nn *nn;
+    const struct linear_input *in;
+    const struct linear_job *jobs;
+    uint32_t first[MAX_JOBS + 1];
+};
+
+static void run_task(void *p, uint32_t task, uint32_t worker)
+{
+    const struct run_ctx *c = p;
+    (void)worker;
+    uint32_t j = 0;
+    while (task >= c->first[j + 1]) j++;
+    linear_unit(c->nn, c->jobs[j].w, task - c->first[j], c->in, NULL, c->in->n, c->jobs[j].y,
+                c->jobs[j].ldy);
+}
+
+void linear_run(const struct nn *nn, struct linear_input *in, const struct linear_job *jobs,
+                uint32_t count)
+{
+    struct run_ctx c = {nn, in, jobs, {0}};
+    for (uint32_t j = 0; j < count; j++) {
+        linear_input_prepare(nn, in, jobs[j].w->codec);
+        c.first[j + 1] = c.first[j] + linear_units(jobs[j].w);
+    }
+    pool_run(nn->pool, c.first[count], run_task, &c);
+}
+
+void head_carve(struct carve *c, uint32_t n, uint32_t k, struct head_scratch *s)
+{
+    const size_t k_pad = pad64(k);
+    s->q.hi = carve_take(c, (size_t)n * k_pad);
+    s->q.lo = carve_take(c, (size_t)n * k_pad);
+    s->q.scale = carve_take(c, (size_t)n * sizeof(float));
+    s->q.sum = carve_take(c, (size_t)n * sizeof(int64_t));
+    s->q.k = k;
+    s->q.k_pad = k_pad;
+}
+
+struct head_ctx {
+    const struct nn *nn;
+    struct head_scratch *s;
+    const struct matrix *w;
+    const float *x;
+    size_t ldx;
+    uint32_t n;
+    float *y;
+    size_t ldy;
+};
+
+static void head_quantize_task(void *p, uint32_t task, uint32_t worker)
+{
+    const struct head_ctx *c = p;
+    (void)worker;
+    c->nn->k->quantize15(c->x + (size_t)task * c->ldx, &c->s->q, task);
+}
+
+static void head_task(void *p, uint32_t task, uint32_t worker)
+{
+    const struct head_ctx *c = p;
+    (void)worker;
+    c->nn->k->int8_panels15(c->w->data, c->w->scale, c->w->rows, task, task + 1, &c->s->q, NULL,
+                            c->n, c->y, c->ldy);
+}
+
+void head_run(const struct nn *nn, struct head_scratch *s, const struct matrix *w, const float *x,
+              size_t ldx, uint32_t n, float *y, size_t ldy)
+{
+    if (w->codec == CODEC_INT8) {
+        struct head_ctx c = {nn, s, w, x, ldx, n, y, ldy};
+        pool_run(nn->pool, n, head_quantize_task, &c);
+        pool_run(nn->pool, linear_units(w), head_task, &c);
+        return;
+    }
+    struct linear_input in = {.x = x, .ldx = ldx, .n = n, .k = w->cols};
+    const struct linear_job job = {w, y, ldy};
+    linear_run(nn, &in, &job, 1);
+}

@@ -1,0 +1,55 @@
+/* y = W x for a chunk of tokens, by the product that the weight's codec calls for. */
+#ifndef NN_LINEAR_H
+#define NN_LINEAR_H
+
+#include "base/carve.h"
+#include "base/pool.h"
+#include "kernels/kernels.h"
+#include "quant/codec.h"
+
+struct nn { /* what every part needs to compute */
+    const struct kernels *k;
+    struct pool *pool;
+};
+
+/* Activations of n tokens, float rows and, made on demand once, their quantised form. */
+struct linear_input {
+    const float *x;
+    size_t ldx;
+    uint32_t n, k;
+    bool quantized;
+    struct qbatch q; /* storage carved for at least n rows of k */
+};
+
+void linear_input_carve(struct carve *c, uint32_t n, uint32_t k, struct linear_input *in);
+/* Points at new rows; forgets the quantised form. */
+void linear_input_set(struct linear_input *in, const float *x, size_t ldx, uint32_t n, uint32_t k);
+/* Makes the quantised form when some matrix of `codec` will read it. Parallel over tokens. */
+void linear_input_prepare(const struct nn *nn, struct linear_input *in, enum codec codec);
+
+struct linear_job {
+    const struct matrix *w;
+    float *y;
+    size_t ldy;
+};
+
+/* All jobs read the same input; one parallel region for all of them. */
+void linear_run(const struct nn *nn, struct linear_input *in, const struct linear_job *jobs,
+                uint32_t count);
+
+/* Rows of work of a matrix, and the piece of work itself: rows of `unit`, tokens index[0..n) (or
+ * 0..n-1 when NULL). The input must be prepared. For callers that schedule their own tasks. */
+uint32_t linear_units(const struct matrix *w);
+void linear_unit(const struct nn *nn, const struct matrix *w, uint32_t unit,
+                 const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
+                 size_t ldy);
+
+/* The output matrix: int8 weights meet 15-bit activations. */
+struct head_scratch {
+    struct qbatch15 q;
+};
+void head_carve(struct carve *c, uint32_t n, uint32_t k, struct head_scratch *s);
+void head_run(const struct nn *nn, struct head_scratch *s, const struct matrix *w, const float *x,
+              size_t ldx, uint32_t n, float *y, size_t ldy);
+
+#endif
