@@ -28,7 +28,7 @@ enum json_kind json_kind(const struct json *v);
 const struct json *json_get(const struct json *object, const char *key); /* NULL when absent */
 size_t json_len(const struct json *v);                                  /* array or object; else 0 */
 const struct json *json_at(const struct json *array, size_t i);         /* O(1); NULL when out of range */
-const char *json_key_at(const struct json *object, size_t i);           /* document order */
+const char *json_key_at(const struct json *object, size_t i); /* document order; keys hold no NUL */
 const struct json *json_value_at(const struct json *object, size_t i);
 const char *json_string(const struct json *v, size_t *len); /* NULL when not a string; may hold NUL inside: compare len */
 bool json_bool(const struct json *v, bool *out);

@@ -10,7 +10,7 @@ struct memory_probe {
     uint64_t cgroup;    /* smallest room left (limit - what is used and not reclaimable) under memory.max,
                            memory.high (v2) or memory.limit_in_bytes (v1) on the path to the root;
                            UINT64_MAX when none */
-    uint64_t rlimit;    /* RLIMIT_AS / RLIMIT_DATA, UINT64_MAX when none */
+    uint64_t rlimit;    /* what RLIMIT_AS and RLIMIT_DATA leave, UINT64_MAX when none */
     uint64_t usable;    /* the smallest of all; never 0 */
 };
 

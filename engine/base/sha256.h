@@ -5,5 +5,7 @@
 #include "headrace.h"
 
 void sha256_hex(const uint8_t digest[32], char out[65]);
+/* The compression without special instructions, for tests and machines without them. */
+void sha256_compress_portable(uint32_t state[8], const uint8_t *data, size_t blocks);
 
 #endif

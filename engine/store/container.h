@@ -41,6 +41,7 @@ struct container {
     uint64_t tokenizer_bytes;
     int32_t stop_ids[16];
     uint32_t stop_count;
+    uint64_t parameters;           /* weights in trunk and experts, as the manifest says */
     uint64_t total_bytes;          /* of all files */
     char sha256[65];               /* of manifest.json */
     struct mem_budget *mem;

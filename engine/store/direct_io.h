@@ -9,18 +9,15 @@
 
 enum { IO_ALIGN = 4096 };
 
-struct io_counters; /* store/reader.h */
-
 struct direct_file {
     int fd;             /* direct or buffered descriptor in use */
     bool direct;        /* what a real transfer proved, not what open() said */
     uint64_t bytes;
-    char name[128];     /* for errors */
+    char name[132];     /* for errors */
 };
 
-/* Takes over `fd` (opened read-only, buffered; closed by direct_file_close). Tries a direct
- * descriptor beneath dir_fd and proves it by one aligned transfer; falls back to buffered with
- * read-ahead off. */
+/* Opens a regular file beneath dir_fd (closed by direct_file_close). Tries to make the descriptor
+ * direct and proves it by one aligned transfer; falls back to buffered with read-ahead off. */
 hr_status direct_file_open(int dir_fd, const char *name, bool want_direct, struct direct_file *out,
                            hr_error *err);
 void direct_file_close(struct direct_file *f);

@@ -49,13 +49,16 @@ uint64_t expert_cache_slot_bytes(const struct container *c);
 
 /* Begins a layer: `experts` are n distinct ids of `bank` (any order). Leases all hits, then
  * submits reads for as many misses as there are buffers, in disk order. Everything leased here
- * or later must be delivered by cache_next and released. One open batch per lane. */
+ * or later must be delivered by cache_next and released. One open batch per lane. A wrong call
+ * (unknown bank or expert, a batch still open) is reported by the lane's next cache_next. */
 void cache_begin(struct expert_cache *x, uint32_t lane, uint32_t bank, const uint32_t *experts,
                  uint32_t n);
 /* The next ready record of the batch, blocking when none is ready and reads are in flight.
  * `block` = false returns *got = false instead of waiting. *got = false with block = true means
  * the batch is finished. A failed read returns its error; cache_abort must follow. Submits
- * further reads as buffers become free. *waited adds seconds blocked. */
+ * further reads as buffers become free. When no read is in flight and the rest of the batch has
+ * no buffer because the caller holds its leases, block = true is HR_ERR_USAGE: release first, then
+ * go on. *waited adds seconds blocked. */
 hr_status cache_next(struct expert_cache *x, uint32_t lane, bool block, struct cache_lease *out,
                      bool *got, double *waited, hr_error *err);
 void cache_release(struct expert_cache *x, uint32_t lane, const struct cache_lease *lease);
@@ -65,6 +68,7 @@ void cache_abort(struct expert_cache *x, uint32_t lane);
 /* Once per forward pass (token chunk): time for the decayed-frequency policy. */
 void cache_tick(struct expert_cache *x, uint32_t tokens);
 
+/* hits + misses: requests given a buffer; a request that joins a read in flight is a hit. */
 struct cache_stats {
     uint64_t hits, misses, reads, bytes_read, retries, verified, evictions, transient_reads;
     uint64_t leases, slots, used;

@@ -1,0 +1,56 @@
+#include <stdio.h>
+
+#include "cli/cli.h"
+
+static void print_info(const hr_model_info *m)
+{
+    char bytes[32];
+    printf("name            %s\n", m->name);
+    printf("kernels         %s, %u threads\n", m->isa, m->threads);
+    printf("reading         %s, %u threads\n", m->io_mode, m->io_threads);
+    printf("context         %u of %u tokens, chunk %u\n", m->ctx, m->max_position, m->chunk);
+    printf("layers          %u, %u with experts (%u, %u for each token)\n", m->layers,
+           m->moe_layers, m->experts, m->top_k);
+    printf("codecs          trunk %s, experts %s\n", m->trunk_codec, m->expert_codec);
+    printf("container       %s\n", format_bytes(m->container_bytes, bytes));
+    printf("sha256          %s\n", m->container_sha256);
+}
+
+/* Without a model: the version. With one: it is opened, and what it really uses is shown. */
+int command_info(int argc, char **argv)
+{
+    struct model_options o;
+    struct cli_option options[MODEL_OPTION_COUNT];
+    model_options_init(&o);
+    model_options_describe(&o, options);
+    const char *path;
+    size_t count;
+    char message[256];
+    if (!args_parse(argc, argv, options, MODEL_OPTION_COUNT, &path, 1, &count, message))
+        return report_failure(HR_ERR_USAGE, o.json, "info: %s (see headrace help)", message);
+    model_options_finish(&o);
+    hr_model_info info = {.size = sizeof info};
+    if (count == 1) {
+        hr_error err = {0};
+        hr_model *model = NULL;
+        hr_status status = hr_model_open(path, &o.params, &model, &err);
+        if (status == HR_OK) {
+            status = hr_model_get_info(model, &info, &err);
+            hr_model_close(model);
+        }
+        if (status != HR_OK) return finish_output(report_error(status, &err, o.json));
+    }
+    if (o.json) {
+        struct json_out j;
+        json_out_init(&j, stdout);
+        out_open(&j, NULL, '{');
+        out_string(&j, "version", hr_version());
+        if (count == 1) out_model(&j, &info);
+        out_close(&j, '}');
+        json_out_end(&j);
+    } else {
+        printf("headrace %s\n", hr_version());
+        if (count == 1) print_info(&info);
+    }
+    return finish_output(EXIT_OK);
+}

@@ -1,0 +1,74 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static const char HELP[] =
+    "usage: headrace COMMAND MODEL [options]\n"
+    "\n"
+    "commands\n"
+    "  run MODEL        generate text (streamed to standard output)\n"
+    "    -p TEXT | -f FILE | - | --ids \"1 2 3\"   the prompt; - reads standard input\n"
+    "    -n, --max-tokens N   at most N tokens (default 256; 0 = until the context is full)\n"
+    "    --temp, --temperature T   0 = always the likeliest token (default); 0.8 is a usual value\n"
+    "    --top-k N  --top-p P  --min-p P  --repeat-penalty R\n"
+    "    --seed N         same seed, same text, on every machine (default 0)\n"
+    "    --stop TEXT      end before this text; may be given 16 times\n"
+    "    --special        recognise control tokens in the prompt\n"
+    "  score MODEL -f FILE   perplexity: windows of N inputs, each from a fresh state,\n"
+    "                        next-token loss at every position\n"
+    "    --window N       inputs for each window (default 512)\n"
+    "    --hash           SHA-256 of all logits (little-endian float32)\n"
+    "    --end TEXT       control token(s) that follow the file, such as an end-of-text mark\n"
+    "    --no-special     control tokens spelled in the file are plain text\n"
+    "                     (recognised by default: --special)\n"
+    "    --ids            FILE holds token ids\n"
+    "  inspect MODEL    what a container holds\n"
+    "  verify MODEL     read and check every byte\n"
+    "  plan MODEL       what it needs and what fits (exit code 4 when it does not)\n"
+    "  info [MODEL]     version; with a model, the kernels and reading mode in use\n"
+    "  version          the version alone\n"
+    "\n"
+    "options of every command\n"
+    "  --json           one JSON object on standard output\n"
+    "options of all but verify\n"
+    "  --ram SIZE       hard ceiling on memory, such as 8GiB (default: 3/4 of what is available)\n"
+    "  --ctx N          tokens of context (default 4096; score: the window)\n"
+    "  --threads N  --io-threads N  --chunk N\n"
+    "  --isa auto|reference|avx2|avx512|neon\n"
+    "  --cache auto|lru|lfu\n"
+    "  --verify first|always|off    when expert records are checksummed\n"
+    "  --no-direct      read through the page cache\n"
+    "\n"
+    "exit codes: 0 ok, 2 usage, 3 bad input file, 4 not enough memory, 5 input/output,\n"
+    "130 interrupted (a second Ctrl-C ends at once)\n";
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+} COMMANDS[] = {
+    {"run", command_run},       {"score", command_score}, {"inspect", command_inspect},
+    {"verify", command_verify}, {"plan", command_plan},   {"info", command_info},
+};
+
+int main(int argc, char **argv)
+{
+    interrupt_install();
+    if (argc < 2) {
+        fputs(HELP, stderr);
+        return EXIT_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        fputs(HELP, stdout);
+        return finish_output(EXIT_OK);
+    }
+    if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
+        printf("headrace %s\n", hr_version());
+        return finish_output(EXIT_OK);
+    }
+    for (size_t i = 0; i < sizeof COMMANDS / sizeof *COMMANDS; i++)
+        if (strcmp(name, COMMANDS[i].name) == 0) return COMMANDS[i].run(argc - 2, argv + 2);
+    return report_failure(HR_ERR_USAGE, false, "unknown command '%.100s' (see headrace help)",
+                          name);
+}

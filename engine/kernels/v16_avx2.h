@@ -1,0 +1,158 @@
+/* Sixteen float lanes in two ymm registers. Meanings: v16_reference.h. */
+#ifndef KERNELS_V16_AVX2_H
+#define KERNELS_V16_AVX2_H
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    __m256 lo, hi;
+} v16;
+
+enum { ROWS_ONE = 4, ROWS_MANY = 2, TOKENS_MANY = 2, COLUMN_VECTORS = 4 };
+
+#define V16_BOTH(lo_expression, hi_expression) return (v16){ lo_expression, hi_expression }
+#define V16_BITS(operation, a, ...)                                                   \
+    return (v16){ _mm256_castsi256_ps(operation(_mm256_castps_si256(a.lo), __VA_ARGS__)), \
+                  _mm256_castsi256_ps(operation(_mm256_castps_si256(a.hi), __VA_ARGS__)) }
+
+static const int32_t v16_masks[32] = { -1, -1, -1, -1, -1, -1, -1, -1,
+                                       -1, -1, -1, -1, -1, -1, -1, -1 };
+
+static inline __m256i v16_mask(size_t n, size_t from)
+{
+    return _mm256_loadu_si256((const __m256i *)(const void *)(v16_masks + 16 - n + from));
+}
+
+static inline v16 v16_set1(float a) { V16_BOTH(_mm256_set1_ps(a), _mm256_set1_ps(a)); }
+static inline v16 v16_load(const float *p) { V16_BOTH(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
+static inline v16 v16_load_n(const float *p, size_t n)
+{
+    V16_BOTH(_mm256_maskload_ps(p, v16_mask(n, 0)),
+             n > 8 ? _mm256_maskload_ps(p + 8, v16_mask(n, 8)) : _mm256_setzero_ps());
+}
+static inline __m256 v16_widen_bf16(__m128i a)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(a), 16));
+}
+static inline v16 v16_load_bf16(const uint16_t *p)
+{
+    V16_BOTH(v16_widen_bf16(_mm_loadu_si128((const __m128i *)(const void *)p)),
+             v16_widen_bf16(_mm_loadu_si128((const __m128i *)(const void *)(p + 8))));
+}
+static inline v16 v16_load_bf16_n(const uint16_t *p, size_t n)
+{
+    uint16_t all[16] = { 0 };
+    memcpy(all, p, n * sizeof *p);
+    return v16_load_bf16(all);
+}
+static inline void v16_store(float *p, v16 a)
+{
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+static inline void v16_store_n(float *p, v16 a, size_t n)
+{
+    _mm256_maskstore_ps(p, v16_mask(n, 0), a.lo);
+    if (n > 8)
+        _mm256_maskstore_ps(p + 8, v16_mask(n, 8), a.hi);
+}
+static inline __m128i v16_narrow(__m256 a)
+{
+    __m256i low = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0xff));
+    return _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+}
+static inline void v16_store_i8(int8_t *p, v16 a)
+{
+    _mm_storeu_si128((__m128i *)(void *)p, _mm_packus_epi16(v16_narrow(a.lo), v16_narrow(a.hi)));
+}
+
+static inline v16 v16_add(v16 a, v16 b)
+{
+    V16_BOTH(_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi));
+}
+static inline v16 v16_sub(v16 a, v16 b)
+{
+    V16_BOTH(_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi));
+}
+static inline v16 v16_mul(v16 a, v16 b)
+{
+    V16_BOTH(_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi));
+}
+static inline v16 v16_div(v16 a, v16 b)
+{
+    V16_BOTH(_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi));
+}
+static inline v16 v16_fma(v16 a, v16 b, v16 c)
+{
+    V16_BOTH(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi));
+}
+static inline v16 v16_fnma(v16 a, v16 b, v16 c)
+{
+    V16_BOTH(_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi));
+}
+static inline v16 v16_max(v16 a, v16 b)
+{
+    V16_BOTH(_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi));
+}
+static inline v16 v16_min(v16 a, v16 b)
+{
+    V16_BOTH(_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi));
+}
+static inline v16 v16_if_gt(v16 a, v16 b, v16 x, v16 y)
+{
+    V16_BOTH(_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ)),
+             _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ)));
+}
+
+static inline v16 v16_bits_and(v16 a, uint32_t m)
+{
+    V16_BITS(_mm256_and_si256, a, _mm256_set1_epi32((int)m));
+}
+static inline v16 v16_bits_add(v16 a, uint32_t b)
+{
+    V16_BITS(_mm256_add_epi32, a, _mm256_set1_epi32((int)b));
+}
+static inline v16 v16_bits_shl23(v16 a) { V16_BITS(_mm256_slli_epi32, a, 23); }
+static inline v16 v16_bits_shr7(v16 a) { V16_BITS(_mm256_srli_epi32, a, 7); }
+static inline v16 v16_bits_max(v16 a, v16 b)
+{
+    V16_BOTH(_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a.lo),
+                                                  _mm256_castps_si256(b.lo))),
+             _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a.hi),
+                                                  _mm256_castps_si256(b.hi))));
+}
+
+static inline float v16_reduce_add(v16 a)
+{
+    __m256 b = _mm256_add_ps(a.lo, a.hi);
+    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    c = _mm_add_ss(c, _mm_movehdup_ps(c));
+    return _mm_cvtss_f32(c);
+}
+
+static inline float v16_reduce_max(v16 a)
+{
+    __m256 b = _mm256_max_ps(a.lo, a.hi);
+    __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    c = _mm_max_ss(c, _mm_movehdup_ps(c));
+    return _mm_cvtss_f32(c);
+}
+
+static inline float v16_reduce_bits_max(v16 a)
+{
+    __m256i b = _mm256_max_epi32(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi));
+    __m128i c = _mm_max_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    c = _mm_max_epi32(c, _mm_shuffle_epi32(c, _MM_SHUFFLE(1, 0, 3, 2)));
+    c = _mm_max_epi32(c, _mm_shuffle_epi32(c, _MM_SHUFFLE(2, 3, 0, 1)));
+    return _mm_cvtss_f32(_mm_castsi128_ps(c));
+}
+
+#undef V16_BOTH
+#undef V16_BITS
+
+#endif

@@ -1,0 +1,121 @@
+/* Sixteen float lanes in four NEON registers. Meanings: v16_reference.h. */
+#ifndef KERNELS_V16_NEON_H
+#define KERNELS_V16_NEON_H
+
+#include <arm_neon.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef float32x4x4_t v16;
+
+enum { ROWS_ONE = 4, ROWS_MANY = 2, TOKENS_MANY = 2, COLUMN_VECTORS = 4 };
+
+#define V16_EACH(expression)         \
+    do {                             \
+        v16 r;                       \
+        for (int i = 0; i < 4; i++)  \
+            r.val[i] = (expression); \
+        return r;                    \
+    } while (0)
+#define V16_U32(x) vreinterpretq_u32_f32(x)
+#define V16_F32(x) vreinterpretq_f32_u32(x)
+#define V16_S32(x) vreinterpretq_s32_f32(x)
+
+static inline v16 v16_set1(float a) { V16_EACH(vdupq_n_f32(a)); }
+static inline v16 v16_load(const float *p) { V16_EACH(vld1q_f32(p + 4 * i)); }
+static inline v16 v16_load_n(const float *p, size_t n)
+{
+    float all[16] = { 0 };
+    memcpy(all, p, n * sizeof *p);
+    return v16_load(all);
+}
+static inline v16 v16_load_bf16(const uint16_t *p)
+{
+    V16_EACH(V16_F32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));
+}
+static inline v16 v16_load_bf16_n(const uint16_t *p, size_t n)
+{
+    uint16_t all[16] = { 0 };
+    memcpy(all, p, n * sizeof *p);
+    return v16_load_bf16(all);
+}
+static inline void v16_store(float *p, v16 a)
+{
+    for (int i = 0; i < 4; i++)
+        vst1q_f32(p + 4 * i, a.val[i]);
+}
+static inline void v16_store_n(float *p, v16 a, size_t n)
+{
+    float all[16];
+    v16_store(all, a);
+    memcpy(p, all, n * sizeof *p);
+}
+static inline void v16_store_i8(int8_t *p, v16 a)
+{
+    uint16x8_t lo = vcombine_u16(vmovn_u32(V16_U32(a.val[0])), vmovn_u32(V16_U32(a.val[1])));
+    uint16x8_t hi = vcombine_u16(vmovn_u32(V16_U32(a.val[2])), vmovn_u32(V16_U32(a.val[3])));
+    vst1q_s8(p, vreinterpretq_s8_u8(vcombine_u8(vmovn_u16(lo), vmovn_u16(hi))));
+}
+
+static inline v16 v16_add(v16 a, v16 b) { V16_EACH(vaddq_f32(a.val[i], b.val[i])); }
+static inline v16 v16_sub(v16 a, v16 b) { V16_EACH(vsubq_f32(a.val[i], b.val[i])); }
+static inline v16 v16_mul(v16 a, v16 b) { V16_EACH(vmulq_f32(a.val[i], b.val[i])); }
+static inline v16 v16_div(v16 a, v16 b) { V16_EACH(vdivq_f32(a.val[i], b.val[i])); }
+static inline v16 v16_fma(v16 a, v16 b, v16 c) { V16_EACH(vfmaq_f32(c.val[i], a.val[i], b.val[i])); }
+static inline v16 v16_fnma(v16 a, v16 b, v16 c)
+{
+    V16_EACH(vfmsq_f32(c.val[i], a.val[i], b.val[i]));
+}
+static inline v16 v16_if_gt(v16 a, v16 b, v16 x, v16 y)
+{
+    V16_EACH(vbslq_f32(vcgtq_f32(a.val[i], b.val[i]), x.val[i], y.val[i]));
+}
+static inline v16 v16_max(v16 a, v16 b) { return v16_if_gt(a, b, a, b); }
+static inline v16 v16_min(v16 a, v16 b) { return v16_if_gt(b, a, a, b); }
+
+static inline v16 v16_bits_and(v16 a, uint32_t m)
+{
+    V16_EACH(V16_F32(vandq_u32(V16_U32(a.val[i]), vdupq_n_u32(m))));
+}
+static inline v16 v16_bits_add(v16 a, uint32_t b)
+{
+    V16_EACH(V16_F32(vaddq_u32(V16_U32(a.val[i]), vdupq_n_u32(b))));
+}
+static inline v16 v16_bits_shl23(v16 a) { V16_EACH(V16_F32(vshlq_n_u32(V16_U32(a.val[i]), 23))); }
+static inline v16 v16_bits_shr7(v16 a) { V16_EACH(V16_F32(vshrq_n_u32(V16_U32(a.val[i]), 7))); }
+static inline v16 v16_bits_max(v16 a, v16 b)
+{
+    V16_EACH(vreinterpretq_f32_s32(vmaxq_s32(V16_S32(a.val[i]), V16_S32(b.val[i]))));
+}
+
+static inline float v16_reduce_add(v16 a)
+{
+    float32x4_t b = vaddq_f32(vaddq_f32(a.val[0], a.val[2]), vaddq_f32(a.val[1], a.val[3]));
+    float32x2_t c = vadd_f32(vget_low_f32(b), vget_high_f32(b));
+    return vget_lane_f32(c, 0) + vget_lane_f32(c, 1);
+}
+
+static inline float v16_reduce_max(v16 a)
+{
+    float lane[16];
+    v16_store(lane, a);
+    for (int step = 8; step; step /= 2)
+        for (int i = 0; i < step; i++)
+            lane[i] = lane[i] > lane[i + step] ? lane[i] : lane[i + step];
+    return lane[0];
+}
+
+static inline float v16_reduce_bits_max(v16 a)
+{
+    int32x4_t b = vmaxq_s32(vmaxq_s32(V16_S32(a.val[0]), V16_S32(a.val[1])),
+                            vmaxq_s32(V16_S32(a.val[2]), V16_S32(a.val[3])));
+    return vget_lane_f32(vreinterpret_f32_s32(vdup_n_s32(vmaxvq_s32(b))), 0);
+}
+
+#undef V16_EACH
+#undef V16_U32
+#undef V16_F32
+#undef V16_S32
+
+#endif

@@ -1,0 +1,109 @@
+/* Sixteen float lanes as plain C: this file and the bodies define the bits of every other path. */
+#ifndef KERNELS_V16_REFERENCE_H
+#define KERNELS_V16_REFERENCE_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    float lane[16];
+} v16;
+
+enum { ROWS_ONE = 2, ROWS_MANY = 2, TOKENS_MANY = 2, COLUMN_VECTORS = 2 };
+
+#define V16_EACH(expression)          \
+    do {                              \
+        v16 r;                        \
+        for (int i = 0; i < 16; i++)  \
+            r.lane[i] = (expression); \
+        return r;                     \
+    } while (0)
+
+static inline uint32_t float_bits(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+static inline float bits_float(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+static inline v16 v16_set1(float a) { V16_EACH(a); }
+static inline v16 v16_load(const float *p) { V16_EACH(p[i]); }
+/* The first n (at most 16) floats, zeros behind; reads nothing beyond them. */
+static inline v16 v16_load_n(const float *p, size_t n) { V16_EACH((size_t)i < n ? p[i] : 0.0f); }
+static inline v16 v16_load_bf16(const uint16_t *p) { V16_EACH(bits_float((uint32_t)p[i] << 16)); }
+static inline v16 v16_load_bf16_n(const uint16_t *p, size_t n)
+{
+    V16_EACH((size_t)i < n ? bits_float((uint32_t)p[i] << 16) : 0.0f);
+}
+static inline void v16_store(float *p, v16 a) { memcpy(p, a.lane, sizeof a.lane); }
+static inline void v16_store_n(float *p, v16 a, size_t n) { memcpy(p, a.lane, n * sizeof *p); }
+/* The low byte of every lane's bits. */
+static inline void v16_store_i8(int8_t *p, v16 a)
+{
+    for (int i = 0; i < 16; i++)
+        p[i] = (int8_t)(uint8_t)(float_bits(a.lane[i]) & 0xff);
+}
+
+static inline v16 v16_add(v16 a, v16 b) { V16_EACH(a.lane[i] + b.lane[i]); }
+static inline v16 v16_sub(v16 a, v16 b) { V16_EACH(a.lane[i] - b.lane[i]); }
+static inline v16 v16_mul(v16 a, v16 b) { V16_EACH(a.lane[i] * b.lane[i]); }
+static inline v16 v16_div(v16 a, v16 b) { V16_EACH(a.lane[i] / b.lane[i]); }
+/* a * b + c, rounded once */
+static inline v16 v16_fma(v16 a, v16 b, v16 c) { V16_EACH(fmaf(a.lane[i], b.lane[i], c.lane[i])); }
+/* c - a * b, rounded once */
+static inline v16 v16_fnma(v16 a, v16 b, v16 c) { V16_EACH(fmaf(-a.lane[i], b.lane[i], c.lane[i])); }
+/* a > b ? a : b and a < b ? a : b: with a NaN, or two zeros, b. */
+static inline v16 v16_max(v16 a, v16 b) { V16_EACH(a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]); }
+static inline v16 v16_min(v16 a, v16 b) { V16_EACH(a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]); }
+/* a > b ? x : y */
+static inline v16 v16_if_gt(v16 a, v16 b, v16 x, v16 y)
+{
+    V16_EACH(a.lane[i] > b.lane[i] ? x.lane[i] : y.lane[i]);
+}
+
+/* Operations on the bits of every lane. */
+static inline v16 v16_bits_and(v16 a, uint32_t m) { V16_EACH(bits_float(float_bits(a.lane[i]) & m)); }
+static inline v16 v16_bits_add(v16 a, uint32_t b) { V16_EACH(bits_float(float_bits(a.lane[i]) + b)); }
+static inline v16 v16_bits_shl23(v16 a) { V16_EACH(bits_float(float_bits(a.lane[i]) << 23)); }
+static inline v16 v16_bits_shr7(v16 a) { V16_EACH(bits_float(float_bits(a.lane[i]) >> 7)); }
+static inline v16 v16_bits_max(v16 a, v16 b)
+{
+    V16_EACH((int32_t)float_bits(a.lane[i]) > (int32_t)float_bits(b.lane[i]) ? a.lane[i] : b.lane[i]);
+}
+
+static inline float v16_reduce_add(v16 a)
+{
+    for (int step = 8; step; step /= 2)
+        for (int i = 0; i < step; i++)
+            a.lane[i] += a.lane[i + step];
+    return a.lane[0];
+}
+
+static inline float v16_reduce_max(v16 a)
+{
+    for (int step = 8; step; step /= 2)
+        for (int i = 0; i < step; i++)
+            a.lane[i] = a.lane[i] > a.lane[i + step] ? a.lane[i] : a.lane[i + step];
+    return a.lane[0];
+}
+
+static inline float v16_reduce_bits_max(v16 a)
+{
+    for (int i = 1; i < 16; i++)
+        if ((int32_t)float_bits(a.lane[i]) > (int32_t)float_bits(a.lane[0]))
+            a.lane[0] = a.lane[i];
+    return a.lane[0];
+}
+
+#undef V16_EACH
+
+#endif

@@ -1,0 +1,190 @@
+/* Sizes, layout, creation and end of an expert cache: the plan and the allocation are one code. */
+#include "base/carve.h"
+#include "store/cache_state.h"
+
+#define BUFFERS_MAX ((uint64_t)1 << 30)
+/* From here on mem_alloc aligns to a page, which direct reads need. */
+#define ARENA_MIN ((size_t)64 << 10)
+
+static uint64_t record_count(const struct container *c)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < c->bank_count; i++) n += c->banks[i].experts;
+    return n;
+}
+
+static uint32_t batch_max(const struct container *c)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->bank_count; i++)
+        if (c->banks[i].experts > n) n = c->banks[i].experts;
+    return n;
+}
+
+uint64_t expert_cache_slot_bytes(const struct container *c)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < c->bank_count; i++)
+        if (c->banks[i].record.bytes > n) n = c->banks[i].record.bytes;
+    return round_up(n, IO_ALIGN);
+}
+
+/* More slots than records would never be filled. */
+static uint32_t useful_slots(const struct container *c, const struct cache_options *o)
+{
+    const uint64_t records = record_count(c);
+    return o->slots < records ? o->slots : (uint32_t)records;
+}
+
+static bool arena_size(const struct container *c, const struct cache_options *o, uint32_t *buffers,
+                       size_t *bytes)
+{
+    const uint64_t n = useful_slots(c, o) + (uint64_t)o->lanes * o->transient;
+    if (n > BUFFERS_MAX || record_count(c) >= UINT32_MAX ||
+        !size_mul((size_t)n, (size_t)expert_cache_slot_bytes(c), bytes))
+        return false;
+    *buffers = (uint32_t)n;
+    if (*bytes < ARENA_MIN) *bytes = ARENA_MIN;
+    return true;
+}
+
+static struct expert_cache *lay_out(struct carve *carve, const struct container *c,
+                                    const struct cache_options *o, uint32_t buffers)
+{
+    const uint32_t records = (uint32_t)record_count(c), batch = batch_max(c);
+    struct expert_cache *x = carve_take(carve, sizeof *x);
+    uint32_t *first = carve_take(carve, c->bank_count * sizeof *first);
+    uint32_t *buffer_of = carve_take(carve, records * sizeof *buffer_of);
+    uint8_t *verified = carve_take(carve, records / 8 + 1);
+    struct direct_file *files = carve_take(carve, c->bank_count * sizeof *files);
+    struct cache_buffer *buffer = carve_take(carve, buffers * sizeof *buffer);
+    struct cache_lane *lane = carve_take(carve, o->lanes * sizeof *lane);
+    struct cache_wanted *pending = carve_take(carve, (size_t)o->lanes * batch * sizeof *pending);
+    struct cache_waiting *waiting = carve_take(carve, (size_t)o->lanes * batch * sizeof *waiting);
+    struct cache_policy policy;
+    cache_policy_init(&policy, carve, records, useful_slots(c, o), o->working_set, o->policy);
+    if (carve->base == NULL) return NULL;
+
+    x->first = first;
+    x->buffer_of = buffer_of;
+    x->verified = verified;
+    x->files = files;
+    x->buffer = buffer;
+    x->lane = lane;
+    x->policy = policy;
+    x->slots = useful_slots(c, o);
+    x->buffers = buffers;
+    x->lanes = o->lanes;
+    x->transient = o->transient;
+    x->free_slot = x->free_transient = NO_BUFFER;
+    for (uint32_t i = 0, n = 0; i < c->bank_count; n += c->banks[i++].experts) {
+        first[i] = n;
+        files[i].fd = -1;
+    }
+    for (uint32_t i = 0; i < records; i++) buffer_of[i] = NO_BUFFER;
+    for (uint32_t i = buffers; i-- > 0;) {
+        uint32_t *head = i < x->slots ? &x->free_slot : &x->free_transient;
+        buffer[i].next_free = *head;
+        *head = i;
+    }
+    for (uint32_t i = 0; i < o->lanes; i++) {
+        lane[i].pending = pending + (size_t)i * batch;
+        lane[i].waiting = waiting + (size_t)i * batch;
+    }
+    return x;
+}
+
+uint64_t expert_cache_cost(const struct container *c, const struct cache_options *o)
+{
+    struct carve carve = {0};
+    uint32_t buffers;
+    size_t arena;
+    if (!arena_size(c, o, &buffers, &arena)) return UINT64_MAX;
+    (void)lay_out(&carve, c, o, buffers);
+    return mem_cost(carve.used) + mem_cost(arena) + reader_cost(o->io_threads, buffers);
+}
+
+hr_status expert_cache_create(struct container *c, const struct cache_options *o,
+                              struct mem_budget *b, struct expert_cache **out, hr_error *err)
+{
+    uint32_t buffers;
+    size_t arena;
+    struct carve carve = {0};
+
+    *out = NULL;
+    if (o->lanes == 0 || o->transient == 0)
+        return fail(err, HR_ERR_USAGE, "the expert cache needs a lane and a transient buffer");
+    if (!arena_size(c, o, &buffers, &arena))
+        return fail(err, HR_ERR_MEMORY, "expert cache: %u slots of %llu bytes are too many",
+                    o->slots, (unsigned long long)expert_cache_slot_bytes(c));
+    (void)lay_out(&carve, c, o, buffers);
+    const size_t bytes = carve.used;
+    carve = (struct carve){.base = mem_alloc(b, bytes)};
+    if (carve.base == NULL)
+        return fail(err, HR_ERR_MEMORY, "expert cache: no memory for its index (%zu bytes)", bytes);
+    struct expert_cache *x = lay_out(&carve, c, o, buffers);
+    x->container = c;
+    x->budget = b;
+    x->bytes = bytes;
+    x->verify = o->verify;
+    x->random = o->shuffle_seed;
+    x->slot_bytes = (size_t)expert_cache_slot_bytes(c);
+    x->stats.slots = x->slots;
+    pthread_mutex_init(&x->lock, NULL);
+    for (uint32_t i = 0; i < x->lanes; i++) pthread_cond_init(&x->lane[i].progress, NULL);
+
+    hr_status s = HR_OK;
+    for (uint32_t i = 0; i < c->bank_count && s == HR_OK; i++) {
+        const struct bank_entry *k = &c->banks[i];
+        const uint64_t want = (uint64_t)k->experts * k->record.bytes;
+        s = direct_file_open(c->dir_fd, k->file, o->direct, &x->files[i], err);
+        if (s == HR_OK && x->files[i].bytes != want)
+            s = fail(err, HR_ERR_FORMAT, "%s: has %llu bytes, %llu are expected: it changed since "
+                     "the container was opened", k->file, (unsigned long long)x->files[i].bytes,
+                     (unsigned long long)want);
+    }
+    if (s == HR_OK) {
+        x->arena = mem_alloc(b, arena);
+        x->arena_bytes = arena;
+        if (x->arena == NULL)
+            s = fail(err, HR_ERR_MEMORY, "expert cache: no memory for %u buffers (%zu bytes)",
+                     buffers, arena);
+    }
+    if (s == HR_OK)
+        s = reader_create(o->io_threads, buffers, o->shuffle_seed, cache_read_record, x, b,
+                          &x->reader, err);
+    if (s != HR_OK) {
+        expert_cache_free(x);
+        return s;
+    }
+    *out = x;
+    return HR_OK;
+}
+
+void expert_cache_free(struct expert_cache *x)
+{
+    if (x == NULL) return;
+    reader_free(x->reader);
+    for (uint32_t i = 0; i < x->container->bank_count; i++) direct_file_close(&x->files[i]);
+    for (uint32_t i = 0; i < x->lanes; i++) pthread_cond_destroy(&x->lane[i].progress);
+    pthread_mutex_destroy(&x->lock);
+    mem_free(x->budget, x->arena, x->arena_bytes);
+    mem_free(x->budget, x, x->bytes);
+}
+
+void expert_cache_stats(const struct expert_cache *x, struct cache_stats *out)
+{
+    pthread_mutex_t *lock = &((struct expert_cache *)x)->lock;
+    pthread_mutex_lock(lock);
+    *out = x->stats;
+    pthread_mutex_unlock(lock);
+}
+
+const char *expert_cache_io_mode(const struct expert_cache *x)
+{
+    uint32_t direct = 0;
+    const uint32_t all = x->container->bank_count;
+    for (uint32_t i = 0; i < all; i++) direct += x->files[i].direct;
+    if (direct == 0) return "buffered";
+    return direct == all ? "direct" : "mixed";
+}

@@ -1,0 +1,169 @@
+#include "store/container.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/sha256.h"
+#include "store/digests.h"
+#include "store/manifest.h"
+#include "store/regular_file.h"
+
+hr_status container_dir_open(const char *path, int *fd, hr_error *err)
+{
+    char text[128];
+    struct stat st;
+
+    do *fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (*fd < 0 && errno == EINTR);
+    if (*fd < 0) {
+        const int code = errno;
+        if (code == ENOTDIR)
+            return fail(err, HR_ERR_FORMAT, "not a directory; a container is a directory: %s",
+                        path);
+        return fail(err, HR_ERR_IO, "cannot open the container: %s: %s", system_error(code, text),
+                    path);
+    }
+    if (fstatat(*fd, UNFINISHED_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+        close(*fd);
+        *fd = -1;
+        return fail(err, HR_ERR_FORMAT, UNFINISHED_NAME ": the conversion of this container is not "
+                    "finished; run the converter again to resume it: %s", path);
+    }
+    return HR_OK;
+}
+
+static hr_status check_digest(int dir_fd, struct mem_budget *b, const uint8_t digest[32],
+                              uint64_t *list_bytes, hr_error *err)
+{
+    struct digest_list list;
+    TRY(digest_list_read(dir_fd, b, &list, err));
+    const struct digest *d = digest_find(&list, MANIFEST_NAME);
+    const bool listed = d != NULL, same = listed && memcmp(d->sha256, digest, 32) == 0;
+    *list_bytes = list.text_bytes;
+    digest_list_free(&list);
+    if (!listed)
+        return fail(err, HR_ERR_FORMAT, MANIFEST_LIST_NAME ": does not list " MANIFEST_NAME);
+    if (!same)
+        return fail(err, HR_ERR_FORMAT, MANIFEST_NAME ": its SHA-256 is not the one in "
+                    MANIFEST_LIST_NAME ": the manifest was changed or damaged");
+    return HR_OK;
+}
+
+static hr_status check_file(const struct container *c, const char *name, uint64_t bytes,
+                            hr_error *err)
+{
+    int fd;
+    uint64_t present;
+    TRY(file_open_beneath(c->dir_fd, name, &fd, &present, err));
+    close(fd);
+    if (present != bytes)
+        return fail(err, HR_ERR_FORMAT, "%s: has %llu bytes, " MANIFEST_NAME " says %llu; copy or "
+                    "convert the container again", name, (unsigned long long)present,
+                    (unsigned long long)bytes);
+    return HR_OK;
+}
+
+static hr_status check_files(const struct container *c, hr_error *err)
+{
+    TRY(check_file(c, TRUNK_NAME, c->trunk_bytes, err));
+    for (uint32_t i = 0; i < c->bank_count; i++)
+        TRY(check_file(c, c->banks[i].file, bank_bytes(&c->banks[i]), err));
+    if (c->has_tokenizer) TRY(check_file(c, TOKENIZER_NAME, c->tokenizer_bytes, err));
+    return HR_OK;
+}
+
+/* The digest is checked before a byte of the text is believed. */
+static hr_status read_manifest(int dir_fd, const char *path, struct mem_budget *b,
+                               struct container **out, hr_error *err)
+{
+    void *text;
+    size_t bytes;
+    uint64_t list_bytes;
+    uint8_t digest[32];
+    hr_sha256 hash;
+
+    TRY(file_read_whole(dir_fd, MANIFEST_NAME, MANIFEST_MAX, b, &text, &bytes, err));
+    hr_sha256_init(&hash);
+    hr_sha256_update(&hash, text, bytes);
+    hr_sha256_final(&hash, digest);
+    hr_status s = check_digest(dir_fd, b, digest, &list_bytes, err);
+    if (s == HR_OK) s = manifest_parse(text, bytes, path, b, out, err);
+    mem_free(b, text, bytes);
+    if (s != HR_OK) return s;
+    sha256_hex(digest, (*out)->sha256);
+    (*out)->total_bytes += list_bytes;
+    return HR_OK;
+}
+
+hr_status container_open(const char *path, struct mem_budget *b, struct container **out,
+                         hr_error *err)
+{
+    int fd;
+    struct container *c;
+
+    *out = NULL;
+    TRY(container_dir_open(path, &fd, err));
+    hr_status s = read_manifest(fd, path, b, &c, err);
+    if (s != HR_OK) {
+        close(fd);
+        return s;
+    }
+    c->dir_fd = fd;
+    s = check_files(c, err);
+    if (s != HR_OK) {
+        container_close(c);
+        return s;
+    }
+    *out = c;
+    return HR_OK;
+}
+
+void container_close(struct container *c)
+{
+    if (c == NULL) return;
+    if (c->dir_fd >= 0) close(c->dir_fd);
+    json_free(c->manifest);
+    mem_free(c->mem, c, (size_t)c->mem_bytes);
+}
+
+const struct tensor_entry *container_tensor(const struct container *c, const char *name)
+{
+    uint32_t low = 0, high = c->tensor_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        const int order = strcmp(c->tensors[middle].name, name);
+        if (order == 0) return &c->tensors[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+hr_status container_file(const struct container *c, const char *name, int *fd, uint64_t *bytes,
+                         hr_error *err)
+{
+    return file_open_beneath(c->dir_fd, name, fd, bytes, err);
+}
+
+hr_status container_read(const struct container *c, const char *name, struct mem_budget *b,
+                         void **data, size_t *bytes, hr_error *err)
+{
+    const bool tokenizer = strcmp(name, TOKENIZER_NAME) == 0;
+    if (tokenizer && !c->has_tokenizer)
+        return fail(err, HR_ERR_UNSUPPORTED, "the container has no " TOKENIZER_NAME
+                    ": it takes and gives token ids only");
+    TRY(file_read_whole(c->dir_fd, name, tokenizer ? c->tokenizer_bytes : INT64_MAX, b, data, bytes,
+                        err));
+    if (tokenizer && *bytes != c->tokenizer_bytes) {
+        mem_free(b, *data, *bytes);
+        *data = NULL;
+        return fail(err, HR_ERR_FORMAT, TOKENIZER_NAME ": its length changed since the container "
+                    "was opened");
+    }
+    return HR_OK;
+}

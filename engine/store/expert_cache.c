@@ -1,0 +1,387 @@
+#include "store/expert_cache.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "store/cache_state.h"
+#include "store/record.h"
+
+/* Everything but the public functions runs with the lock held. */
+
+static uint32_t random_below(struct expert_cache *x, uint32_t n)
+{
+    x->random ^= x->random << 13;
+    x->random ^= x->random >> 17;
+    x->random ^= x->random << 5;
+    return x->random % n;
+}
+
+static uint32_t record_of(const struct expert_cache *x, const struct cache_buffer *f)
+{
+    return x->first[f->bank] + f->expert;
+}
+
+static bool is_slot(const struct expert_cache *x, uint32_t b)
+{
+    return b < x->slots;
+}
+
+static void empty_buffer(struct expert_cache *x, uint32_t b)
+{
+    struct cache_buffer *f = &x->buffer[b];
+    uint32_t *head = is_slot(x, b) ? &x->free_slot : &x->free_transient;
+    x->buffer_of[record_of(x, f)] = NO_BUFFER;
+    if (is_slot(x, b)) x->stats.used--;
+    f->state = BUFFER_EMPTY;
+    f->next_free = *head;
+    *head = b;
+}
+
+static uint32_t pop_free(struct expert_cache *x, uint32_t *head)
+{
+    const uint32_t b = *head;
+    if (b != NO_BUFFER) *head = x->buffer[b].next_free;
+    return b;
+}
+
+static void lease(struct expert_cache *x, struct cache_lane *l, uint32_t b)
+{
+    struct cache_buffer *f = &x->buffer[b];
+    if (!is_slot(x, b))
+        l->transient_held++;
+    else if (f->leases == 0)
+        cache_policy_withdraw(&x->policy, b);
+    f->leases++;
+    x->stats.leases++;
+}
+
+static void unlease(struct expert_cache *x, struct cache_lane *l, uint32_t b)
+{
+    struct cache_buffer *f = &x->buffer[b];
+    if (!is_slot(x, b)) l->transient_held--;
+    x->stats.leases--;
+    if (--f->leases > 0) return;
+    if (f->state != BUFFER_READY || !is_slot(x, b))
+        empty_buffer(x, b);
+    else
+        cache_policy_offer(&x->policy, b, record_of(x, f));
+}
+
+static bool may_lease(const struct expert_cache *x, const struct cache_lane *l, uint32_t b)
+{
+    return is_slot(x, b) || l->transient_held < x->transient;
+}
+
+/* A buffer for a record that is nowhere: a free slot, the coldest slot if the record is worth it,
+ * a transient buffer of this lane's share, and only then the coldest slot all the same. */
+static uint32_t take_buffer(struct expert_cache *x, struct cache_lane *l, uint32_t record)
+{
+    uint32_t b = pop_free(x, &x->free_slot);
+    if (b != NO_BUFFER) return b;
+    const uint32_t coldest = cache_policy_coldest(&x->policy);
+    if ((coldest == NO_SLOT || !cache_policy_admits(&x->policy, record)) &&
+        l->transient_held < x->transient) {
+        b = pop_free(x, &x->free_transient);
+        if (b != NO_BUFFER) return b;
+    }
+    if (coldest == NO_SLOT) return NO_BUFFER;
+    cache_policy_withdraw(&x->policy, coldest);
+    empty_buffer(x, coldest);
+    x->stats.evictions++;
+    return pop_free(x, &x->free_slot);
+}
+
+static void start_read(struct expert_cache *x, uint32_t b, uint32_t bank, uint32_t expert)
+{
+    struct cache_buffer *f = &x->buffer[b];
+    const uint32_t record = x->first[bank] + expert;
+    f->bank = bank;
+    f->expert = expert;
+    f->state = BUFFER_READING;
+    f->check = x->verify == HR_VERIFY_ALWAYS ||
+               (x->verify == HR_VERIFY_FIRST && !(x->verified[record / 8] >> (record % 8) & 1));
+    x->buffer_of[record] = b;
+    x->stats.misses++;
+    if (is_slot(x, b))
+        x->stats.used++;
+    else
+        x->stats.transient_reads++;
+}
+
+static void wait_for(struct cache_lane *l, struct cache_wanted w, uint32_t b)
+{
+    l->waiting[l->waiting_count++] = (struct cache_waiting){w.expert, w.tag, b};
+}
+
+static void forget_waiting(struct cache_lane *l, uint32_t i)
+{
+    l->waiting_count--;
+    memmove(&l->waiting[i], &l->waiting[i + 1], (l->waiting_count - i) * sizeof l->waiting[i]);
+}
+
+/* Gives as many pending items a buffer as there are, in disk order. */
+static void submit(struct expert_cache *x, struct cache_lane *l)
+{
+    uint32_t i = 0, kept = 0;
+    if (l->failed) return;
+    for (; i < l->pending_count; i++) {
+        const struct cache_wanted w = l->pending[i];
+        const uint32_t record = x->first[l->bank] + w.expert;
+        uint32_t b = x->buffer_of[record];
+        if (b != NO_BUFFER && !may_lease(x, l, b)) {
+            l->pending[kept++] = w;
+            continue;
+        }
+        if (b != NO_BUFFER) { /* another lane had it read meanwhile */
+            lease(x, l, b);
+            x->stats.hits++;
+            wait_for(l, w, b);
+            continue;
+        }
+        b = take_buffer(x, l, record);
+        if (b == NO_BUFFER) break;
+        start_read(x, b, l->bank, w.expert);
+        lease(x, l, b);
+        wait_for(l, w, b);
+        reader_submit(x->reader, b);
+    }
+    memmove(&l->pending[kept], &l->pending[i], (l->pending_count - i) * sizeof *l->pending);
+    l->pending_count -= i - kept;
+}
+
+static void wake(struct expert_cache *x, uint32_t bank)
+{
+    for (uint32_t i = 0; i < x->lanes; i++)
+        if (x->lane[i].asleep && x->lane[i].bank == bank)
+            pthread_cond_signal(&x->lane[i].progress);
+}
+
+/* The failure reaches every lane that waits for the buffer, and the buffer becomes free. */
+static void fail_waiters(struct expert_cache *x, uint32_t b, const hr_error *error)
+{
+    for (uint32_t i = 0; i < x->lanes; i++) {
+        struct cache_lane *l = &x->lane[i];
+        for (uint32_t j = l->waiting_count; j-- > 0;) {
+            if (l->waiting[j].buffer != b) continue;
+            forget_waiting(l, j);
+            if (!l->failed) l->error = *error;
+            l->failed = true;
+            unlease(x, l, b);
+        }
+    }
+}
+
+void cache_read_record(void *cache, uint32_t b)
+{
+    struct expert_cache *x = cache;
+    struct cache_buffer *f = &x->buffer[b];
+    const struct bank_entry *bank = &x->container->banks[f->bank];
+    uint8_t *record = x->arena + (size_t)b * x->slot_bytes;
+    const bool check = f->check;
+    uint64_t retries = 0;
+    hr_error error = {0};
+
+    hr_status s = direct_read(&x->files[f->bank], (uint64_t)f->expert * bank->record.bytes, record,
+                              bank->record.bytes, &retries, &error);
+    const bool arrived = s == HR_OK;
+    if (arrived) s = record_check(bank, f->expert, record, check, &error);
+
+    pthread_mutex_lock(&x->lock);
+    x->stats.retries += retries;
+    if (arrived) {
+        x->stats.reads++;
+        x->stats.bytes_read += bank->record.bytes;
+    }
+    const uint32_t number = f->bank;
+    if (s == HR_OK) {
+        const uint32_t r = record_of(x, f);
+        f->state = BUFFER_READY;
+        if (check) {
+            x->verified[r / 8] |= (uint8_t)(1u << (r % 8));
+            x->stats.verified++;
+        }
+    } else {
+        fail_waiters(x, b, &error);
+    }
+    wake(x, number);
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* Shell sort: batches are short and often sorted already, and nothing may be allocated. */
+static void sort_by_expert(struct cache_wanted *w, uint32_t n)
+{
+    uint32_t gap = 1;
+    while (gap < n / 3) gap = 3 * gap + 1;
+    for (; gap > 0; gap /= 3) {
+        for (uint32_t i = gap; i < n; i++) {
+            const struct cache_wanted v = w[i];
+            uint32_t j = i;
+            for (; j >= gap && w[j - gap].expert > v.expert; j -= gap) w[j] = w[j - gap];
+            w[j] = v;
+        }
+    }
+}
+
+static hr_status check_batch(const struct expert_cache *x, const struct cache_lane *l,
+                             uint32_t bank, const uint32_t *experts, uint32_t n, hr_error *err)
+{
+    const struct container *c = x->container;
+    if (l->failed || l->pending_count > 0 || l->waiting_count > 0)
+        return fail(err, HR_ERR_USAGE, "the lane's batch before this one is not finished");
+    if (bank >= c->bank_count || n > c->banks[bank].experts)
+        return fail(err, HR_ERR_USAGE, "no such bank, or more experts than it has");
+    for (uint32_t i = 0; i < n; i++)
+        if (experts[i] >= c->banks[bank].experts)
+            return fail(err, HR_ERR_USAGE, "layer %u has no expert %u", c->banks[bank].layer,
+                        experts[i]);
+    return HR_OK;
+}
+
+void cache_begin(struct expert_cache *x, uint32_t lane, uint32_t bank, const uint32_t *experts,
+                 uint32_t n)
+{
+    if (lane >= x->lanes) return; /* cache_next says so */
+    struct cache_lane *l = &x->lane[lane];
+    pthread_mutex_lock(&x->lock);
+    if (check_batch(x, l, bank, experts, n, l->failed ? NULL : &l->error) != HR_OK) {
+        l->failed = true;
+        pthread_mutex_unlock(&x->lock);
+        return;
+    }
+    l->bank = bank;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct cache_wanted w = {experts[i], i};
+        const uint32_t record = x->first[bank] + w.expert, b = x->buffer_of[record];
+        if (b != NO_BUFFER && may_lease(x, l, b)) {
+            lease(x, l, b);
+            x->stats.hits++;
+            wait_for(l, w, b);
+        } else {
+            l->pending[l->pending_count++] = w;
+        }
+        cache_policy_touch(&x->policy, record);
+    }
+    sort_by_expert(l->pending, l->pending_count);
+    submit(x, l);
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* An item whose record is there, in order or (testing) any; NO_BUFFER when all are being read. */
+static uint32_t pick_ready(struct expert_cache *x, const struct cache_lane *l)
+{
+    uint32_t ready = 0;
+    for (uint32_t i = 0; i < l->waiting_count; i++) {
+        if (x->buffer[l->waiting[i].buffer].state != BUFFER_READY) continue;
+        if (x->random == 0) return i;
+        ready++;
+    }
+    if (ready == 0) return NO_BUFFER;
+    uint32_t skip = random_below(x, ready);
+    for (uint32_t i = 0;; i++) {
+        if (x->buffer[l->waiting[i].buffer].state != BUFFER_READY) continue;
+        if (skip-- == 0) return i;
+    }
+}
+
+static void sleep_until_progress(struct expert_cache *x, struct cache_lane *l)
+{
+    l->asleep = true;
+    pthread_cond_wait(&l->progress, &x->lock);
+    l->asleep = false;
+}
+
+static hr_status next(struct expert_cache *x, struct cache_lane *l, bool block,
+                      struct cache_lease *out, bool *got, double *waited, hr_error *err)
+{
+    for (;;) {
+        submit(x, l);
+        if (l->failed) {
+            if (err != NULL) *err = l->error;
+            return (hr_status)l->error.code;
+        }
+        const uint32_t i = pick_ready(x, l);
+        if (i != NO_BUFFER) {
+            const struct cache_waiting w = l->waiting[i];
+            *out = (struct cache_lease){
+                .bank = l->bank,
+                .expert = w.expert,
+                .record = x->arena + (size_t)w.buffer * x->slot_bytes,
+                .buffer = w.buffer,
+                .tag = w.tag,
+            };
+            forget_waiting(l, i);
+            *got = true;
+            return HR_OK;
+        }
+        if (!block || (l->waiting_count == 0 && l->pending_count == 0)) return HR_OK;
+        if (l->waiting_count == 0)
+            return fail(err, HR_ERR_USAGE, "%u experts of layer %u wait for a buffer and all are "
+                        "leased: release some first", l->pending_count,
+                        x->container->banks[l->bank].layer);
+        const double start = clock_seconds();
+        sleep_until_progress(x, l);
+        if (waited != NULL) *waited += clock_seconds() - start;
+    }
+}
+
+hr_status cache_next(struct expert_cache *x, uint32_t lane, bool block, struct cache_lease *out,
+                     bool *got, double *waited, hr_error *err)
+{
+    *got = false;
+    if (lane >= x->lanes) return fail(err, HR_ERR_USAGE, "there is no lane %u", lane);
+    pthread_mutex_lock(&x->lock);
+    const hr_status s = next(x, &x->lane[lane], block, out, got, waited, err);
+    pthread_mutex_unlock(&x->lock);
+    return s;
+}
+
+void cache_release(struct expert_cache *x, uint32_t lane, const struct cache_lease *given)
+{
+    if (lane >= x->lanes || given->buffer >= x->buffers) return;
+    struct cache_lane *l = &x->lane[lane];
+    pthread_mutex_lock(&x->lock);
+    if (x->buffer[given->buffer].leases > 0) {
+        unlease(x, l, given->buffer);
+        submit(x, l);
+    }
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* Reads that nobody else wants and no thread has begun are taken back. */
+static void cancel_queued(struct expert_cache *x, struct cache_lane *l)
+{
+    for (uint32_t i = l->waiting_count; i-- > 0;) {
+        const uint32_t b = l->waiting[i].buffer;
+        if (x->buffer[b].state != BUFFER_READING || x->buffer[b].leases > 1) continue;
+        if (!reader_cancel(x->reader, b)) continue;
+        forget_waiting(l, i);
+        unlease(x, l, b);
+    }
+}
+
+static bool is_reading(const struct expert_cache *x, const struct cache_lane *l)
+{
+    for (uint32_t i = 0; i < l->waiting_count; i++)
+        if (x->buffer[l->waiting[i].buffer].state == BUFFER_READING) return true;
+    return false;
+}
+
+void cache_abort(struct expert_cache *x, uint32_t lane)
+{
+    if (lane >= x->lanes) return;
+    struct cache_lane *l = &x->lane[lane];
+    pthread_mutex_lock(&x->lock);
+    l->pending_count = 0;
+    cancel_queued(x, l);
+    while (is_reading(x, l)) sleep_until_progress(x, l);
+    while (l->waiting_count > 0) unlease(x, l, l->waiting[--l->waiting_count].buffer);
+    l->failed = false;
+    pthread_mutex_unlock(&x->lock);
+}
+
+void cache_tick(struct expert_cache *x, uint32_t tokens)
+{
+    pthread_mutex_lock(&x->lock);
+    cache_policy_tick(&x->policy, tokens);
+    pthread_mutex_unlock(&x->lock);
+}

@@ -1,0 +1,353 @@
+/* Reads every byte of a container and names every fault in it. */
+#include "store/container.h"
+
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/crc32c.h"
+#include "base/sha256.h"
+#include "store/digests.h"
+#include "store/manifest.h"
+#include "store/record.h"
+#include "store/regular_file.h"
+
+enum { BLOCK = TRUNK_CHUNK };
+
+struct verify {
+    hr_verify_fn report;
+    void *user;
+    int dir_fd;
+    struct container *c; /* NULL when the manifest cannot be understood */
+    struct digest_list list;
+    uint8_t *block;
+    uint64_t done, total, faults;
+    bool stopped;
+    char first[1000];
+};
+
+/* A file being read: its checks see every block once, in order. */
+struct stream {
+    struct verify *v;
+    const char *name;
+    int fd;
+    uint64_t at, bytes;
+    hr_sha256 hash;
+    bool broken; /* a block could not be read */
+};
+
+static void tell(struct verify *v, int32_t fault, const char *text)
+{
+    if (v->report != NULL && !v->stopped &&
+        v->report(v->user, fault, text, v->done, v->total) != 0)
+        v->stopped = true;
+}
+
+static void fault(struct verify *v, const char *fmt, ...) PRINTF_LIKE(2, 3);
+static void fault(struct verify *v, const char *fmt, ...)
+{
+    char text[1000];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (v->faults++ == 0) snprintf(v->first, sizeof v->first, "%s", text);
+    tell(v, 1, text);
+}
+
+/* The next n bytes (at most BLOCK) into v->block; false at a fault or when asked to stop. */
+static bool next_block(struct stream *s, size_t n)
+{
+    struct verify *v = s->v;
+    hr_error err = {0};
+    if (s->broken || v->stopped) return false;
+    if (file_read_exact(s->fd, s->name, s->at, v->block, n, &err) != HR_OK) {
+        fault(v, "%s", err.detail);
+        s->broken = true;
+        return false;
+    }
+#if defined(POSIX_FADV_DONTNEED)
+    (void)posix_fadvise(s->fd, (off_t)s->at, (off_t)n, POSIX_FADV_DONTNEED);
+#endif
+    hr_sha256_update(&s->hash, v->block, n);
+    s->at += n;
+    v->done += n;
+    tell(v, 0, s->name);
+    return true;
+}
+
+static size_t at_most(uint64_t n)
+{
+    return n < BLOCK ? (size_t)n : BLOCK;
+}
+
+/* Offset of the first byte that is not zero in [from, to) of a block that begins at `start`. */
+static bool find_nonzero(const uint8_t *block, uint64_t start, size_t n, uint64_t from, uint64_t to,
+                         uint64_t *where)
+{
+    const uint64_t low = from > start ? from : start, end = start + n;
+    for (uint64_t i = low; i < to && i < end; i++) {
+        if (block[i - start] == 0) continue;
+        *where = i;
+        return true;
+    }
+    return false;
+}
+
+static void tensors_in(const struct container *c, uint64_t from, uint64_t to, char *text, size_t n)
+{
+    size_t used = 0, more = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < c->tensor_count; i++) {
+        const struct tensor_entry *t = &c->tensors[i];
+        if (t->offset >= to || t->offset + t->bytes <= from) continue;
+        const size_t need = strlen(t->name) + 2;
+        if (used + need + 24 > n) {
+            more++;
+            continue;
+        }
+        used += (size_t)snprintf(text + used, n - used, "%s%s", used ? ", " : "", t->name);
+    }
+    if (more > 0) snprintf(text + used, n - used, " and %zu more", more);
+    if (used == 0) snprintf(text, n, "no tensor, only padding");
+}
+
+static bool in_tensor(const struct container *c, uint64_t at)
+{
+    for (uint32_t i = 0; i < c->tensor_count; i++)
+        if (at - c->tensors[i].offset < c->tensors[i].bytes) return true;
+    return false;
+}
+
+/* Bytes between tensors must be zero. Walks from gap to gap: tensors are sorted by name, so the
+ * next boundary is searched. */
+static void check_trunk_gaps(struct verify *v, uint64_t start, size_t n)
+{
+    const struct container *c = v->c;
+    uint64_t at = start, where;
+    while (at < start + n) {
+        uint64_t until = start + n;
+        const bool inside = in_tensor(c, at);
+        for (uint32_t i = 0; i < c->tensor_count; i++) {
+            const struct tensor_entry *t = &c->tensors[i];
+            const uint64_t edge = inside ? t->offset + t->bytes : t->offset;
+            if (edge > at && edge < until) until = edge;
+        }
+        if (!inside && find_nonzero(v->block, start, n, at, until, &where))
+            fault(v, TRUNK_NAME ": byte %llu lies between tensors and is not zero",
+                  (unsigned long long)where);
+        at = until;
+    }
+}
+
+static void check_trunk(struct stream *s)
+{
+    struct verify *v = s->v;
+    const struct container *c = v->c;
+    char names[500];
+    for (uint32_t i = 0; i < c->trunk_chunks; i++) {
+        const uint64_t start = s->at;
+        const size_t n = at_most(c->trunk_bytes - start);
+        if (start + n > s->bytes || !next_block(s, n)) break;
+        const uint32_t crc = crc32c(0, v->block, n);
+        if (crc != c->trunk_crc[i]) {
+            tensors_in(c, start, start + n, names, sizeof names);
+            fault(v, TRUNK_NAME ": chunk %u (bytes %llu to %llu): its CRC32C is 0x%08x, the "
+                  "manifest says 0x%08x; it holds %s", i, (unsigned long long)start,
+                  (unsigned long long)(start + n), crc, c->trunk_crc[i], names);
+        }
+        check_trunk_gaps(v, start, n);
+    }
+}
+
+struct record_check {
+    uint32_t crc;
+    bool padded; /* a fault in the padding was reported */
+};
+
+static void check_record_block(struct verify *v, const struct bank_entry *k, uint32_t expert,
+                               uint64_t start, size_t n, struct record_check *r)
+{
+    size_t gate, down, skip = 0;
+    uint64_t where;
+    if (start == 0) {
+        hr_error err = {0};
+        if (record_check_identity(k, expert, v->block, &err) != HR_OK) fault(v, "%s", err.detail);
+        r->crc = record_crc_start(v->block);
+        skip = RECORD_HEADER;
+    }
+    r->crc = crc32c(r->crc, v->block + skip, n - skip);
+    if (r->padded || !codec_matrix_bytes(k->codec, k->inner, k->hidden, &gate) ||
+        !codec_matrix_bytes(k->codec, k->hidden, k->inner, &down))
+        return;
+    const uint64_t gaps[4][2] = {
+        {RECORD_HEADER, k->record.gate},
+        {k->record.gate + gate, k->record.up},
+        {k->record.up + gate, k->record.down},
+        {k->record.down + down, k->record.bytes},
+    };
+    for (int g = 0; g < 4 && !r->padded; g++) {
+        if (!find_nonzero(v->block, start, n, gaps[g][0], gaps[g][1], &where)) continue;
+        fault(v, "%s: layer %u expert %u: byte %llu of the file is padding and not zero", k->file,
+              k->layer, expert, (unsigned long long)((uint64_t)expert * k->record.bytes + where));
+        r->padded = true;
+    }
+}
+
+static void check_bank(struct stream *s, const struct bank_entry *k)
+{
+    struct verify *v = s->v;
+    const uint64_t length = k->record.bytes;
+    for (uint32_t e = 0; e < k->experts; e++) {
+        struct record_check r = {0};
+        if (s->bytes - s->at < length) {
+            fault(v, "%s: layer %u expert %u (record at byte %llu) is cut or missing, and all "
+                  "behind it", k->file, k->layer, e, (unsigned long long)(e * length));
+            return;
+        }
+        for (uint64_t at = 0; at < length;) {
+            const size_t n = at_most(length - at);
+            if (!next_block(s, n)) return;
+            check_record_block(v, k, e, at, n, &r);
+            at += n;
+        }
+        hr_error err = {0};
+        if (record_check_crc(k, e, r.crc, &err) != HR_OK) fault(v, "%s", err.detail);
+    }
+}
+
+static const struct bank_entry *bank_of(const struct container *c, const char *name)
+{
+    for (uint32_t i = 0; i < c->bank_count; i++)
+        if (strcmp(c->banks[i].file, name) == 0) return &c->banks[i];
+    return NULL;
+}
+
+/* The length the manifest gives a file; false when it does not know the name. */
+static bool expected_bytes(const struct container *c, const char *name, uint64_t *bytes)
+{
+    const struct bank_entry *k = bank_of(c, name);
+    if (k != NULL)
+        *bytes = bank_bytes(k);
+    else if (strcmp(name, TRUNK_NAME) == 0)
+        *bytes = c->trunk_bytes;
+    else if (c->has_tokenizer && strcmp(name, TOKENIZER_NAME) == 0)
+        *bytes = c->tokenizer_bytes;
+    else
+        return false;
+    return true;
+}
+
+static void check_file(struct verify *v, const char *name)
+{
+    struct stream s = {.v = v, .name = name};
+    const struct digest *d = digest_find(&v->list, name);
+    hr_error err = {0};
+    uint8_t digest[32];
+    uint64_t expected;
+
+    if (v->stopped) return;
+    if (file_open_beneath(v->dir_fd, name, &s.fd, &s.bytes, &err) != HR_OK) {
+        fault(v, "%s", err.detail);
+        return;
+    }
+    hr_sha256_init(&s.hash);
+    if (v->c != NULL && expected_bytes(v->c, name, &expected)) {
+        const struct bank_entry *k = bank_of(v->c, name);
+        if (s.bytes != expected)
+            fault(v, "%s: has %llu bytes, " MANIFEST_NAME " says %llu", name,
+                  (unsigned long long)s.bytes, (unsigned long long)expected);
+        if (k != NULL)
+            check_bank(&s, k);
+        else if (strcmp(name, TRUNK_NAME) == 0)
+            check_trunk(&s);
+    }
+    while (s.at < s.bytes && next_block(&s, at_most(s.bytes - s.at))) {
+    }
+    close(s.fd);
+    if (s.broken || v->stopped) return;
+    hr_sha256_final(&s.hash, digest);
+    if (d != NULL && memcmp(digest, d->sha256, sizeof digest) != 0) {
+        char found[65], listed[65];
+        sha256_hex(digest, found);
+        sha256_hex(d->sha256, listed);
+        fault(v, "%s: its SHA-256 is %s, " MANIFEST_LIST_NAME " says %s", name, found, listed);
+    }
+}
+
+/* A file that the manifest needs and the list does not have is checked all the same. */
+static void check_unlisted(struct verify *v, const char *name)
+{
+    if (digest_find(&v->list, name) != NULL) return;
+    fault(v, MANIFEST_LIST_NAME ": does not list %s", name);
+    check_file(v, name);
+}
+
+static void check_all(struct verify *v)
+{
+    const struct container *c = v->c;
+    for (size_t i = 0; i < v->list.count; i++) {
+        const char *name = v->list.entries[i].name;
+        uint64_t bytes;
+        if (c != NULL && strcmp(name, MANIFEST_NAME) != 0 && !expected_bytes(c, name, &bytes))
+            fault(v, MANIFEST_LIST_NAME ": lists %s, which is no part of the container", name);
+        check_file(v, name);
+    }
+    check_unlisted(v, MANIFEST_NAME);
+    if (c == NULL) return;
+    check_unlisted(v, TRUNK_NAME);
+    for (uint32_t i = 0; i < c->bank_count; i++) check_unlisted(v, c->banks[i].file);
+    if (c->has_tokenizer) check_unlisted(v, TOKENIZER_NAME);
+}
+
+static void read_manifest(struct verify *v, const char *path)
+{
+    void *text;
+    size_t bytes;
+    hr_error err = {0};
+    if (file_read_whole(v->dir_fd, MANIFEST_NAME, MANIFEST_MAX, NULL, &text, &bytes, &err) !=
+        HR_OK) {
+        fault(v, "%s", err.detail);
+        return;
+    }
+    if (manifest_parse(text, bytes, path, NULL, &v->c, &err) != HR_OK) fault(v, "%s", err.detail);
+    mem_free(NULL, text, bytes);
+}
+
+static uint64_t present_bytes(const struct verify *v, const char *name)
+{
+    int fd;
+    uint64_t n;
+    if (file_open_beneath(v->dir_fd, name, &fd, &n, NULL) != HR_OK) return 0;
+    close(fd);
+    return n;
+}
+
+hr_status container_verify(const char *path, hr_verify_fn report, void *user, hr_error *err)
+{
+    struct verify v = {.report = report, .user = user};
+    hr_error e = {0};
+
+    TRY(container_dir_open(path, &v.dir_fd, err));
+    v.block = mem_alloc(NULL, BLOCK);
+    if (v.block == NULL) {
+        close(v.dir_fd);
+        return fail(err, HR_ERR_MEMORY, "no memory to verify");
+    }
+    if (digest_list_read(v.dir_fd, NULL, &v.list, &e) != HR_OK) fault(&v, "%s", e.detail);
+    read_manifest(&v, path);
+    v.done = v.total = v.list.text_bytes;
+    for (size_t i = 0; i < v.list.count; i++) v.total += present_bytes(&v, v.list.entries[i].name);
+    check_all(&v);
+
+    container_close(v.c);
+    digest_list_free(&v.list);
+    mem_free(NULL, v.block, BLOCK);
+    close(v.dir_fd);
+    if (v.stopped) return fail(err, HR_ERR_CANCELLED, "verification was stopped");
+    if (v.faults == 0) return HR_OK;
+    return fail(err, HR_ERR_FORMAT, "%llu fault%s found, the first: %s",
+                (unsigned long long)v.faults, v.faults == 1 ? "" : "s", v.first);
+}

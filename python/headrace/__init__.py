@@ -1,0 +1,31 @@
+"""Headrace runs Mixture-of-Experts language models far larger than RAM.
+
+    import headrace
+
+    with headrace.Model("path/to/container", ram="8GiB") as model:
+        for token in model.stream("Once upon a time", temperature=0.8, seed=1):
+            print(token.text, end="", flush=True)
+
+The engine is a C library; this package calls it through ctypes. Errors are subclasses of
+:class:`HeadraceError`.
+"""
+
+from ._abi import library as _library
+from ._abi import use_library
+from .errors import (CancelledError, ContextError, FormatError, HeadraceError, HeadraceIOError,
+                     HeadraceMemoryError, NumericError, UnsupportedError, UsageError)
+from .generation import Generation, Stats, Token
+from .model import Info, Model, Stream
+from .plan import Plan, plan, verify
+
+
+def version() -> str:
+    """Version of the library in use, "major.minor.patch"."""
+    return _library().hr_version().decode("ascii")
+
+
+__all__ = [
+    "CancelledError", "ContextError", "FormatError", "Generation", "HeadraceError",
+    "HeadraceIOError", "HeadraceMemoryError", "Info", "Model", "NumericError", "Plan", "Stats",
+    "Stream", "Token", "UnsupportedError", "UsageError", "plan", "use_library", "verify", "version",
+]

@@ -1,0 +1,128 @@
+"""Questions about a container that need no open model: will it fit, is it whole."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import _abi
+from ._params import model_params, path_bytes
+from ._worker import Worker
+from .errors import from_status
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a model needs, from its manifest alone. Sizes are bytes.
+
+    Attributes:
+        trunk, state, scratch, io, overhead: parts that are always held; `state` and `scratch`
+            are for all sessions of `max_sessions`.
+        cache: what `ram` leaves for experts, and `cache_slots` how many experts that is.
+        total: the sum of all these; never above `ram`.
+        floor: the smallest `ram` that opens.
+        recommended: the `ram` that holds the whole model, or the default if that is less.
+        ram: the budget planned for; `available`: usable memory found on this machine.
+        record_bytes: one expert; `working_set`: layers x top_k experts.
+        bytes_per_token_cold: read from disk for a decoded token when nothing is cached.
+        fits: floor <= ram.
+    """
+
+    trunk: int
+    state: int
+    scratch: int
+    io: int
+    overhead: int
+    cache: int
+    total: int
+    floor: int
+    recommended: int
+    ram: int
+    available: int
+    record_bytes: int
+    working_set: int
+    bytes_per_token_cold: int
+    cache_slots: int
+    total_experts: int
+    ctx: int
+    chunk: int
+    fits: bool
+
+
+def plan(path: str | os.PathLike[str], **params: Any) -> Plan:
+    """What the container at `path` needs; `params` are the keywords of :class:`headrace.Model`.
+
+    Reads the manifest only. Raises HeadraceError when the container is not readable; a budget
+    that is too small is an answer (`fits` is False), not an error.
+    """
+    lib = _abi.library()
+    raw = _abi.hr_plan_result(size=ctypes.sizeof(_abi.hr_plan_result))
+    error = _abi.hr_error()
+    status = lib.hr_plan(path_bytes(path), ctypes.byref(model_params(lib, **params)),
+                         ctypes.byref(raw), ctypes.byref(error))
+    if status != _abi.HR_OK:
+        raise from_status(status, error)
+    values = {name: getattr(raw, name) for name in Plan.__slots__}
+    return Plan(**(values | {"fits": bool(raw.fits)}))
+
+
+def verify(path: str | os.PathLike[str],
+           on_progress: Callable[[int, int], object] | None = None) -> list[str]:
+    """Reads every byte of every file of a container and checks it.
+
+    Args:
+        path: the container directory.
+        on_progress: called with (bytes done, bytes in all); returning False stops, and the
+            faults found so far are returned.
+    Returns:
+        One text for each fault, naming file, layer, expert and offset; empty when all is well.
+    Raises:
+        HeadraceError: the container could not be read at all. An exception raised in
+            `on_progress` and Ctrl-C arrive here as they are.
+    """
+    lib = _abi.library()
+    where = path_bytes(path)
+    faults: list[str] = []
+    stopped: list[bool] = []
+
+    def function(exchange):
+        failures: list[BaseException] = []
+
+        def report(_user, fault, text, done, total):
+            try:
+                if fault:
+                    faults.append((text or b"").decode("utf-8", "replace"))
+                    return 1 if stopped else 0
+                more = exchange((done, total)) if on_progress is not None else True
+                return 1 if stopped or more is not True else 0
+            except BaseException as failure:
+                failures.append(failure)
+                return 1
+
+        error = _abi.hr_error()
+        status = lib.hr_verify(where, _abi.hr_verify_fn(report), None, ctypes.byref(error))
+        if failures:
+            raise failures[0]
+        if status != _abi.HR_OK and not faults and not stopped:
+            raise from_status(status, error)
+        if status not in (_abi.HR_OK, _abi.HR_ERR_FORMAT, _abi.HR_ERR_CANCELLED):
+            raise from_status(status, error)
+
+    def answer(event: tuple[int, int]) -> bool:
+        assert on_progress is not None
+        if on_progress(*event) is False:
+            stopped.append(True)
+            return False
+        return True
+
+    worker = Worker("headrace-verify")
+    try:
+        worker.call(function, cancel=lambda: stopped.append(True), answer=answer)
+    finally:
+        worker.finish(wait=False)
+    return faults
+
+

@@ -1,0 +1,115 @@
+#!/bin/sh
+# Every test: the suite on an optimised build, the sanitizers, the fuzzers. About ten minutes on
+# two cores. Arguments go to pytest of the first stage; with arguments only that stage runs.
+#     ./test.sh [PYTEST ARGUMENTS]
+set -u
+cd "$(dirname "$0")" || exit 1
+. ./tools/environment.sh
+prepare_environment numpy tqdm meson ninja meson-python pytest pytest-timeout hypothesis cffi \
+    tokenizers safetensors
+export PYTHONDONTWRITEBYTECODE=1
+
+failed=
+skipped=
+stage() {
+    echo
+    echo "== $1"
+    shift
+    "$@" || failed="$failed; $*"
+}
+skip() {
+    echo
+    echo "== SKIPPED: $1"
+    skipped="$skipped
+SKIPPED: $1"
+}
+
+if [ $# -gt 0 ]; then
+    exec python -m pytest --build-dir build "$@"
+fi
+
+main_log=build/test-summary.log
+mkdir -p build
+suite() {
+    python -m pytest --build-dir build tests 2>&1 | tee "$main_log"
+    tail -n 1 "$main_log" | grep -q ' passed' && ! tail -n 1 "$main_log" | grep -Eq 'failed|error'
+}
+stage 'the suite' suite
+
+sanitized_build() { # directory, sanitizers
+    [ -f "$1/build.ninja" ] || python -m mesonbuild.mesonmain setup "$1" -Dtests=true \
+        -Dstatic_binary=disabled -Dbuildtype=debugoptimized -Db_sanitize="$2" -Db_lundef=false \
+        >/dev/null || return 1
+    python -m mesonbuild.mesonmain compile -C "$1" >"$1/compile.log" 2>&1 || { cat "$1/compile.log"; return 1; }
+}
+
+address_suite() {
+    sanitized_build build/asan address,undefined || return 1
+    # The interpreter is not instrumented: the run-time library must be there before it starts, and
+    # what the interpreter itself leaves behind at exit is not ours.
+    LD_PRELOAD="$(${CC:-cc} -print-file-name=libasan.so) $(${CC:-cc} -print-file-name=libubsan.so)" \
+    ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=0 \
+    UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+        python -m pytest --build-dir build/asan --no-build -m 'not slow and not plain_build' tests
+}
+thread_programs() {
+    sanitized_build build/tsan thread && bundled_container || return 1
+    (
+        cd build/tsan && export TSAN_OPTIONS=halt_on_error=1:exitcode=66 &&
+            tests/unit/tsan_pool &&
+            tests/unit/tsan_cache ../model 60 &&
+            ./headrace run ../model -p 'The captain stood upon the deck' --ctx 256 --threads 4 \
+                --max-tokens 20
+    )
+}
+can_sanitize() {
+    echo 'int main(void) { return 0; }' >build/probe.c
+    ${CC:-cc} -fsanitize="$1" build/probe.c -o build/probe >/dev/null 2>&1 && build/probe
+}
+if can_sanitize address,undefined; then
+    stage 'the suite on an AddressSanitizer and UndefinedBehaviorSanitizer build' address_suite
+else
+    skip 'AddressSanitizer: this compiler cannot link it'
+fi
+if can_sanitize thread; then
+    stage 'threads under ThreadSanitizer' thread_programs
+else
+    skip 'ThreadSanitizer: this compiler cannot link it, or this kernel refuses its memory layout'
+fi
+
+fuzzers() {
+    [ -f build/fuzz/build.ninja ] || CC=clang python -m mesonbuild.mesonmain setup build/fuzz \
+        -Dfuzz=true -Dstatic_binary=disabled -Dbuildtype=debugoptimized -Db_lundef=false \
+        -Db_sanitize=address,undefined >/dev/null || return 1
+    python -m mesonbuild.mesonmain compile -C build/fuzz >build/fuzz/compile.log 2>&1 || { cat build/fuzz/compile.log; return 1; }
+    mkdir -p build/fuzz/container-corpus build/fuzz/tokenizer-corpus
+    python tests/fuzz/tokenizer_seeds.py build/fuzz/tokenizer-corpus || return 1
+    [ -f build/fuzz/container/manifest.json ] || PYTHONPATH=tools python -m headrace_tools.convert.cli \
+        tests/fixtures/qwen3_5_moe_eps build/fuzz/container --experts int8 --trunk int8 --no-tokenizer \
+        >/dev/null || return 1
+    fuzz tokenizer && fuzz container "--container=$PWD/build/fuzz/container" "--work=$PWD/build/fuzz"
+}
+fuzz() { # name, further arguments
+    name=$1
+    shift
+    echo "fuzz_$name, 60 seconds"
+    "build/fuzz/tests/fuzz/fuzz_$name" -max_total_time=60 -rss_limit_mb=2048 -timeout=20 \
+        -print_final_stats=1 -artifact_prefix="build/fuzz/$name-" "build/fuzz/$name-corpus" "$@" \
+        >"build/fuzz/$name.log" 2>&1 || { tail -n 60 "build/fuzz/$name.log"; return 1; }
+    grep number_of_executed_units "build/fuzz/$name.log"
+}
+fuzz_probe() {
+    printf '#include <stddef.h>\n#include <stdint.h>\nint LLVMFuzzerTestOneInput(const uint8_t *d, size_t n) { return d && n ? 0 : 0; }\n' >build/probe.c
+    clang -fsanitize=fuzzer,address build/probe.c -o build/probe >/dev/null 2>&1
+}
+if fuzz_probe; then
+    stage 'fuzzers, two minutes' fuzzers
+else
+    skip 'fuzzers: clang with libFuzzer is not installed (Debian, Ubuntu: apt-get install clang)'
+fi
+
+echo
+[ -z "$skipped" ] || echo "$skipped"
+[ -z "$failed" ] || { echo "FAILED stages$failed"; }
+tail -n 1 "$main_log"
+[ -z "$failed" ]

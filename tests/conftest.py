@@ -1,0 +1,108 @@
+"""Fixtures of the whole suite: a fresh build, the internals through cffi, converted models."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+for folder in (ROOT / "tests", ROOT / "python", ROOT / "tools"):
+    sys.path.insert(0, str(folder))
+
+from support import build as building  # noqa: E402
+from support import headers  # noqa: E402
+
+CHECKPOINT = ROOT / "models" / "tiny-qwen3.5-moe"
+FIXTURES = ROOT / "tests" / "fixtures"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--build-dir", default=None,
+        help="meson build directory to use (default: build/ of the checkout; made when missing)",
+    )
+    parser.addoption(
+        "--no-build", action="store_true",
+        help="take the build directory as it is (a sanitizer build, another compiler)",
+    )
+
+
+@pytest.fixture(scope="session")
+def build_dir(pytestconfig: pytest.Config) -> Path:
+    """The meson build directory, up to date with the sources."""
+    chosen = pytestconfig.getoption("--build-dir") or os.environ.get("HEADRACE_BUILD")
+    directory = Path(chosen).resolve() if chosen else ROOT / "build"
+    if not pytestconfig.getoption("--no-build"):
+        try:
+            building.build(directory)
+        except RuntimeError as failure:
+            pytest.exit(str(failure), returncode=1)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def lib(build_dir: Path):
+    """(ffi, C): every declaration of headrace.h and engine/*/*.h, and the test library."""
+    ffi = headers.parse(headers.public_header() + headers.internal_headers())
+    return ffi, ffi.dlopen(str(building.shared_library(build_dir, "headrace_test")))
+
+
+@pytest.fixture(scope="session")
+def headrace_bin(build_dir: Path) -> Path:
+    """The `headrace` command."""
+    return build_dir / "headrace"
+
+
+@pytest.fixture(scope="session")
+def headrace(build_dir: Path):
+    """The Python package, on the library of this build."""
+    import headrace as package
+
+    package.use_library(building.shared_library(build_dir, "headrace"))
+    return package
+
+
+def convert(source: Path, destination: Path, *options: str) -> Path:
+    """Converts a checkpoint with headrace-convert in a process of its own."""
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tools"), str(ROOT / "python")])
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace_tools.convert.cli", str(source), str(destination),
+         *options],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )
+    assert done.returncode == 0, f"headrace-convert {source} failed:\n{done.stdout}"
+    return destination
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled checkpoint, experts and trunk in int8."""
+    return convert(CHECKPOINT, tmp_path_factory.mktemp("int8") / "model",
+                   "--experts", "int8", "--trunk", "int8")
+
+
+@pytest.fixture(scope="session")
+def model_bf16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled checkpoint, experts and trunk in bf16."""
+    return convert(CHECKPOINT, tmp_path_factory.mktemp("bf16") / "model",
+                   "--experts", "bf16", "--trunk", "bf16")
+
+
+@pytest.fixture(scope="session")
+def fixture_models(tmp_path_factory: pytest.TempPathFactory):
+    """Callable: name of an oracle fixture -> its bf16 container (ids only), converted once."""
+    base = tmp_path_factory.mktemp("fixtures")
+    done: dict[str, Path] = {}
+
+    def container(name: str) -> Path:
+        if name not in done:
+            done[name] = convert(FIXTURES / name, base / name, "--experts", "bf16",
+                                 "--trunk", "bf16", "--no-tokenizer")
+        return done[name]
+
+    return container

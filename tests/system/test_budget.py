@@ -1,0 +1,115 @@
+"""`ram` is a ceiling: resident memory sampled at 50 Hz, bytes read compared with the kernel's count."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.plain_build,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="samples /proc"),
+]
+
+# What a process holds besides the plan, which counts thread stacks: program text, libc
+# and the command's buffers.
+SLACK = 1 << 20
+PROMPTS = [
+    '"My dear Mr. Holmes," said the',
+    "The captain stood upon the deck and looked at the sea, and",
+    "Prince Andrew looked silently at the old general " * 20,
+]
+
+
+def resident(pid: int) -> int:
+    """Resident bytes of a process, 0 when it is gone."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def run_sampled(command: list[str]) -> tuple[dict, int, int]:
+    """Runs a command that prints JSON; returns it, the largest resident size seen, samples."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    peak = samples = 0
+    while process.poll() is None:
+        peak = max(peak, resident(process.pid))
+        samples += 1
+        time.sleep(0.02)
+    out, err = process.communicate()
+    assert process.returncode == 0, err.decode()
+    return json.loads(out), peak, samples
+
+
+def levels(headrace, path: Path) -> dict[str, int]:
+    plan = headrace.plan(path, ctx=512)
+    whole = plan.total_experts * plan.record_bytes
+    return {"floor": plan.floor, "some": plan.floor + 10 * plan.record_bytes,
+            "quarter": plan.floor + whole // 4, "all": plan.floor + whole}
+
+
+@pytest.mark.parametrize("level", ["floor", "some", "quarter", "all"])
+@pytest.mark.parametrize("prompt", range(len(PROMPTS)))
+def test_resident_memory_stays_within_the_plan(headrace_bin, headrace, model_bf16, level, prompt):
+    ram = levels(headrace, model_bf16)[level]
+    plan = headrace.plan(model_bf16, ctx=512, ram=ram)
+    assert plan.fits and plan.total <= ram
+    result, peak, samples = run_sampled([
+        str(headrace_bin), "run", str(model_bf16), "-p", PROMPTS[prompt], "--json", "--ram",
+        str(ram), "--ctx", "512", "--max-tokens", "100", "--threads", "2"])
+    assert samples >= 2 and peak > 0
+    assert peak <= plan.total + SLACK, (
+        f"{peak / 2**20:.1f} MiB resident, {plan.total / 2**20:.1f} planned, level {level}")
+    stats = result["stats"]
+    assert stats["memory_peak"] <= stats["memory_limit"] <= ram
+
+
+def test_below_the_floor_is_refused_with_the_floor(headrace, model_dir):
+    floor = headrace.plan(model_dir, ctx=512).floor
+    with headrace.Model(model_dir, ctx=512, ram=floor):
+        pass
+    with pytest.raises(headrace.HeadraceMemoryError) as refused:
+        headrace.Model(model_dir, ctx=512, ram=floor - 1)
+    assert str(floor) in refused.value.detail
+
+
+READER = """
+import sys
+sys.path[:0] = [{python!r}]
+import headrace
+headrace.use_library({library!r})
+def kernel():
+    return int(dict(l.split(': ') for l in open('/proc/self/io').read().splitlines())['read_bytes'])
+model = headrace.Model({path!r}, ram={ram}, ctx=512)
+mode = model.info.io_mode
+before, counted = kernel(), model.stats.bytes_read
+model.generate({prompt!r}, max_tokens=150)
+print(mode, kernel() - before, model.stats.bytes_read - counted)
+"""
+
+
+def test_bytes_read_are_what_the_kernel_counts(headrace, build_dir, model_bf16):
+    """A quarter of the experts fits; every other use is a read from the device."""
+    from support.build import ROOT, shared_library
+
+    ram = levels(headrace, model_bf16)["quarter"]
+    done = subprocess.run(
+        [sys.executable, "-c", READER.format(
+            python=str(ROOT / "python"), library=str(shared_library(build_dir, "headrace")),
+            path=str(model_bf16), ram=ram, prompt=PROMPTS[1])],
+        capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    mode, kernel, reported = done.stdout.split()
+    if mode != "direct":
+        pytest.skip(f"the file system of {model_bf16} gives {mode} reads, which the kernel does not count")
+    if int(kernel) == 0 and int(reported) > 0:
+        pytest.skip("the kernel counts no reads of this file system")
+    assert int(reported) > 0
+    assert abs(int(kernel) - int(reported)) <= 0.01 * int(reported)

@@ -1,0 +1,3 @@
+"""Headrace's Python tools."""
+
+__version__ = "0.1.0"

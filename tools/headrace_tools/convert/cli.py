@@ -1,0 +1,294 @@
+"""headrace-convert SRC DST: from a Hugging Face checkpoint to a Headrace container."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .. import __version__
+from .errors import EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertError
+from .options import EXPERT_CODECS, TRUNK_CODECS, Options
+from .preflight import Preflight, check_places, plan_report, preflight
+from .writer import already_converted, convert
+
+_EPILOG = """exit codes: 0 ok, 2 usage, 3 bad input, 4 not enough memory, 5 I/O (disk full),
+130 interrupted. An interrupted conversion continues when the same command is given again."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headrace-convert",
+        description="Convert a Hugging Face checkpoint to a Headrace container.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "source", metavar="SRC", help="checkpoint directory (config.json, *.safetensors)"
+    )
+    parser.add_argument("target", metavar="DST", nargs="?", help="container directory to write")
+    parser.add_argument(
+        "--experts",
+        choices=EXPERT_CODECS,
+        default="int8",
+        help="codec of the routed experts (default int8)",
+    )
+    parser.add_argument(
+        "--trunk",
+        choices=TRUNK_CODECS,
+        default="int8",
+        help="codec of the resident matrices (default int8)",
+    )
+    parser.add_argument(
+        "--no-tokenizer", action="store_true", help="make a container for token ids only"
+    )
+    parser.add_argument(
+        "--allow-nonfinite",
+        action="store_true",
+        help="store NaN and Inf weights as 0 instead of stopping",
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="check everything, print the cost, write nothing"
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace the container or unfinished conversion in DST",
+    )
+    parser.add_argument(
+        "--hash-source",
+        action="store_true",
+        help="record the SHA-256 of every source shard (reads them all)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object on standard output"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress, no notes")
+    parser.add_argument("--version", action="version", version=f"headrace-convert {__version__}")
+    return parser
+
+
+def _path(text: str) -> Path:
+    return (
+        Path(os.path.expanduser(text))
+        if text.startswith("~") and not os.path.lexists(text)
+        else Path(text)
+    )
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def human_seconds(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 120:
+        return f"{seconds:.0f} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min" if whole >= 3600 else f"{whole // 60} min"
+
+
+def _plan_text(report: dict[str, object], pre: Preflight) -> str:
+    """The report for people."""
+    sizes = pre.source_bytes
+    lines = [
+        f"source      {pre.name}: {report['family']}, {report['source_tensors']} tensors "
+        f"in {len(pre.checkpoint.shards)} file(s)",
+        f"            text {sizes['text']:,} bytes, experts {sizes['experts']:,} bytes",
+    ]
+    for kind, what in pre.skipped.items():
+        if isinstance(what, dict):
+            lines.append(f"skipped     {kind}: {what['tensors']} tensors, {what['bytes']:,} bytes")
+        else:
+            lines.append(f"skipped     {kind}: {', '.join(what)}")  # type: ignore[arg-type]
+    bank = pre.banks[0] if pre.banks else None
+    lines.append(f"parameters  {pre.parameters:,}")
+    lines.append(f"trunk.bin   {pre.trunk_bytes:,} bytes ({pre.options.trunk})")
+    if bank is not None:
+        total = sum(b.nbytes for b in pre.banks)
+        lines.append(
+            f"experts     {total:,} bytes ({pre.options.experts}): {len(pre.banks)} files "
+            f"of {bank.nbytes:,}, {bank.spec.experts} records of {bank.record_bytes:,}"
+        )
+    if pre.tokenizer is not None:
+        lines.append(f"tokenizer   {len(pre.tokenizer):,} bytes")
+    fits = "enough" if report["fits"] else "NOT ENOUGH"
+    lines += [
+        f"output      {report['output_bytes']:,} bytes ({human_bytes(pre.output_bytes())}), "  # type: ignore[arg-type]
+        f"{float(report['overhead_share']):.1%} of it padding and scales",  # type: ignore[arg-type]
+        f"disk        {human_bytes(report['free_bytes'])} free: {fits}",  # type: ignore[arg-type]
+        f"memory      about {human_bytes(pre.peak_ram())} at most",
+        f"time        about {human_seconds(float(report['seconds']))}",  # type: ignore[arg-type]
+        f"stop ids    {', '.join(map(str, pre.stop_ids)) or 'none'}",
+    ]
+    lines += [f"note        {note}" for note in pre.notes]
+    return "\n".join(lines)
+
+
+def _memory_available() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _engine_verify() -> Callable[[Path], None] | None:
+    """The engine's verification, when the `headrace` package and its library are here."""
+    try:
+        import headrace
+
+        headrace.version()
+        engine, engine_error = headrace.verify, headrace.HeadraceError
+    except (ImportError, AttributeError, OSError):
+        return None
+
+    def verify(path: Path) -> None:
+        try:
+            faults = engine(path)
+        except engine_error as error:
+            raise ConvertError(
+                f"{path}: the engine refuses the result: {error}", EXIT_IO
+            ) from error
+        if faults:
+            raise ConvertError(
+                "\n  ".join([f"{path}: the engine finds faults in the result:", *faults]), EXIT_IO
+            )
+
+    return verify
+
+
+def _convert(pre: Preflight, target: Path, args: argparse.Namespace) -> dict[str, object]:
+    from tqdm import tqdm
+
+    terminal = sys.stderr.isatty()
+    talk = not args.quiet
+    total = sum(pre.files().values())
+    bar = tqdm(
+        total=total,
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        dynamic_ncols=True,
+        disable=not (talk and terminal),
+        file=sys.stderr,
+    )
+    begun = time.monotonic()
+    done = 0
+
+    def started(count: int) -> None:
+        nonlocal done
+        done = bar.n = bar.initial = count  # what is there already says nothing about the rate
+        bar.refresh()
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done += count
+        bar.update(count)
+
+    def file_done(name: str) -> None:
+        if talk and not terminal:
+            print(f"{name} written, {done / total:.0%}", file=sys.stderr, flush=True)
+
+    def checking() -> None:
+        bar.close()
+        if talk:
+            print("headrace-convert: checking every byte", file=sys.stderr, flush=True)
+
+    try:
+        resumed = convert(
+            pre,
+            target,
+            overwrite=args.overwrite,
+            progress=progress,
+            hash_source=args.hash_source,
+            verify=_engine_verify(),
+            started=started,
+            file_done=file_done,
+            checking=checking,
+        )
+    finally:
+        bar.close()
+    return {"resumed": resumed, "seconds": round(time.monotonic() - begun, 2)}
+
+
+def _run(args: argparse.Namespace) -> int:
+    source = _path(args.source)
+    if args.target is None and not args.plan:
+        raise ConvertError("DST is missing (only --plan works without it)", EXIT_USAGE)
+    target = _path(args.target) if args.target is not None else Path(os.curdir)
+    if args.target is not None:
+        check_places(source, target)
+    options = Options(args.experts, args.trunk, not args.no_tokenizer, args.allow_nonfinite)
+    pre = preflight(source, options)
+    if args.plan:
+        if pre.plan.tensors:
+            report = plan_report(pre, target)
+            if args.json:
+                print(json.dumps(report, sort_keys=True, indent=1))
+            elif not pre.faults:
+                print(_plan_text(report, pre))
+        pre.raise_faults()
+        return 0
+    pre.raise_faults()
+    if not args.quiet:
+        for note in pre.notes:
+            print(f"headrace-convert: note: {note}", file=sys.stderr)
+    available = _memory_available()
+    if available is not None and pre.peak_ram() > available:
+        raise ConvertError(
+            f"{source}: about {pre.peak_ram()} bytes of memory are needed, "
+            f"{available} are available",
+            EXIT_MEMORY,
+        )
+    result: dict[str, object] = {"target": str(target), "output_bytes": sum(pre.files().values())}
+    if target.is_dir() and not args.overwrite and already_converted(pre, target):
+        result["already_converted"] = True
+        if not args.quiet:
+            print(
+                f"headrace-convert: {target}: already converted with these options, nothing to do",
+                file=sys.stderr,
+            )
+    else:
+        result.update(_convert(pre, target, args))
+        if not args.quiet:
+            print(f"headrace-convert: {target}: done in {result['seconds']} s", file=sys.stderr)
+    if args.json:
+        print(json.dumps(result, sort_keys=True, indent=1))
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code of architecture section "Commands"."""
+    args = _parser().parse_args(argv)
+    try:
+        return _run(args)
+    except ConvertError as error:
+        print(f"headrace-convert: {error}", file=sys.stderr)
+        return error.exit_code
+    except MemoryError:
+        print("headrace-convert: not enough memory", file=sys.stderr)
+        return EXIT_MEMORY
+    except KeyboardInterrupt:
+        print(
+            "headrace-convert: interrupted; give the same command again to continue",
+            file=sys.stderr,
+        )
+        return 130
+    except OSError as error:
+        where = error.filename or args.source
+        print(f"headrace-convert: {where}: {error.strerror or error}", file=sys.stderr)
+        return EXIT_IO
+
+
+if __name__ == "__main__":
+    sys.exit(main())

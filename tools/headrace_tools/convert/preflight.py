@@ -1,0 +1,455 @@
+"""Checks a checkpoint from headers alone and lays out the container, before a byte is written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from . import families
+from .errors import EXIT_BAD_INPUT, EXIT_USAGE, ConvertError
+from .families import BankSpec, ModelPlan, Piece, TensorSpec
+from .options import Options
+from .quantise import encode_block, matrix_bytes, round_up
+from .safetensors_source import FLOAT_DTYPES, Checkpoint, TensorEntry, read_json_object
+
+PAGE = 4096
+TRUNK_CHUNK = 1 << 20
+RECORD_HEADER = 64
+MAX_STOP_IDS = 16
+MAX_COLS = 1 << 20
+MAX_TRANSPOSED = 1 << 26
+BLOCK_BYTES = 4 << 20
+"""Float32 bytes of the block of rows that is encoded at a time."""
+
+DISK_BYTES_PER_SECOND = 400e6
+"""Assumed for reading the source, writing, and reading back for the check, each."""
+
+_BASE_RAM = 160 << 20
+"""Interpreter, numpy, headers and checksum tables of a 70 GB checkpoint, measured."""
+
+
+@dataclass(frozen=True)
+class TrunkTensor:
+    """A resident tensor in trunk.bin: offset and length in bytes."""
+
+    spec: TensorSpec
+    codec: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Bank:
+    """experts-NNNN.bin: `parts` are the offsets of gate, up and down in a record."""
+
+    spec: BankSpec
+    file: str
+    codec: str
+    parts: tuple[int, int, int]
+    record_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.record_bytes * self.spec.experts
+
+
+@dataclass
+class Preflight:
+    """Everything that is known before the conversion starts."""
+
+    source: Path
+    name: str
+    options: Options
+    checkpoint: Checkpoint
+    plan: ModelPlan
+    identity: dict[str, object]
+    trunk: list[TrunkTensor] = field(default_factory=list)
+    trunk_bytes: int = 0
+    banks: list[Bank] = field(default_factory=list)
+    tokenizer: bytes | None = None
+    stop_ids: list[int] = field(default_factory=list)
+    parameters: int = 0
+    source_bytes: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, object] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def files(self) -> dict[str, int]:
+        """File name -> bytes, of all data files."""
+        out = {"trunk.bin": self.trunk_bytes}
+        out.update({bank.file: bank.nbytes for bank in self.banks})
+        if self.tokenizer is not None:
+            out["tokenizer.bin"] = len(self.tokenizer)
+        return out
+
+    def manifest_estimate(self) -> int:
+        checksums = self.trunk_bytes // TRUNK_CHUNK + sum(b.spec.experts for b in self.banks)
+        return 8192 + 16 * checksums + 400 * (len(self.trunk) + len(self.banks))
+
+    def output_bytes(self) -> int:
+        return sum(self.files().values()) + self.manifest_estimate()
+
+    def workers(self) -> int:
+        """Experts encoded at a time: bounded by the CPUs and by 256 MiB of records."""
+        record = max((bank.record_bytes for bank in self.banks), default=1)
+        return max(1, min(os.cpu_count() or 1, 4, (256 << 20) // record))
+
+    def peak_ram(self) -> int:
+        """Bytes: base, records and their blocks in flight, the tokenizer twice."""
+        record = max((bank.record_bytes for bank in self.banks), default=0)
+        widest = max((t.spec.cols for t in self.trunk), default=0)
+        block = 6 * max(BLOCK_BYTES, 64 * 4 * widest)
+        return _BASE_RAM + self.workers() * (record + block) + 2 * len(self.tokenizer or b"")
+
+    def seconds(self) -> float:
+        """Estimated duration: encoding at the rate measured here, and three passes of the disk."""
+        seconds = 0.0
+        for codec in ("int8", "bf16"):
+            weights = sum(t.spec.rows * t.spec.cols for t in self.trunk if t.codec == codec)
+            experts = sum(
+                3 * b.spec.experts * b.spec.hidden * b.spec.inner
+                for b in self.banks
+                if b.codec == codec
+            )
+            if weights or experts:
+                seconds += (weights + experts / self.workers()) / _encode_rate(codec)
+        moved = self.source_bytes.get("text", 0) + self.source_bytes.get("experts", 0)
+        return seconds + (moved + 2 * self.output_bytes()) / DISK_BYTES_PER_SECOND
+
+    def raise_faults(self) -> None:
+        if self.faults:
+            raise faults_error(self.source, self.faults)
+
+
+def _encode_rate(codec: str) -> float:
+    """Weights a second of one thread, measured on 1 M weights."""
+    sample = np.linspace(-1, 1, 512 * 2048, dtype=np.float32).reshape(512, 2048)
+    best = 1e9
+    for _ in range(2):
+        start = time.perf_counter()
+        for _part in encode_block(codec, sample, 0, 512):
+            pass
+        best = min(best, time.perf_counter() - start)
+    return 0.6 * sample.size / max(best, 1e-6)  # reading, widening and checksums cost the rest
+
+
+def record_layout(codec: str, hidden: int, inner: int) -> tuple[tuple[int, int, int], int]:
+    """((gate, up, down) offsets, record bytes) of formats/container.md."""
+    matrix = matrix_bytes(codec, inner, hidden)
+    gate = RECORD_HEADER
+    up = round_up(gate + matrix, 64)
+    down = round_up(up + matrix, 64)
+    return (gate, up, down), round_up(down + matrix_bytes(codec, hidden, inner), PAGE)
+
+
+def source_name(source: Path) -> str:
+    """The directory's own name; for a hub cache snapshot, the repository's name."""
+    path = Path(os.path.abspath(source))
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+        name = path.parent.parent.name.split("--")[-1]
+    else:
+        name = path.name
+    raw = (name or "model").encode("utf-8", "replace")[:63]
+    return raw.decode("utf-8", "ignore")
+
+
+def _stop_ids(pre: Preflight, generation: dict[str, object] | None) -> None:
+    """Union of generation_config's and config's eos ids, in that order."""
+    values = [generation.get("eos_token_id")] if generation is not None else []
+    for value in values + pre.plan.eos:
+        for one in value if isinstance(value, list) else [value]:
+            if one is None or one in pre.stop_ids:
+                continue
+            if (
+                not isinstance(one, int)
+                or isinstance(one, bool)
+                or not 0 <= one < pre.plan.vocab_size
+            ):
+                pre.faults.append(
+                    f"eos_token_id {one!r} is no id below vocab_size {pre.plan.vocab_size}"
+                )
+            else:
+                pre.stop_ids.append(one)
+    if len(pre.stop_ids) > MAX_STOP_IDS:
+        pre.faults.append(f"{len(pre.stop_ids)} eos ids, at most {MAX_STOP_IDS} are supported")
+    if not pre.stop_ids:
+        pre.notes.append(
+            "no eos_token_id in generation_config.json or config.json: nothing ends generation"
+        )
+
+
+def _expected(plan: ModelPlan) -> dict[str, tuple[str, set[tuple[int, ...]]]]:
+    """Source tensor -> (group, the shapes it must have)."""
+    out: dict[str, tuple[str, set[tuple[int, ...]]]] = {}
+
+    def add(group: str, pieces: tuple[Piece, ...]) -> None:
+        for piece in pieces:
+            out.setdefault(piece.source, (group, set()))[1].add(piece.shape)
+
+    for spec in plan.tensors:
+        add("text", spec.pieces + spec.same_as)
+    for bank in plan.banks:
+        for expert in range(1 if bank.fused else bank.experts):
+            add("experts", bank.parts(expert))
+    return out
+
+
+def _compare_tensors(pre: Preflight) -> None:
+    """Missing and unexpected tensors, shapes and dtypes; what is skipped is listed."""
+    tensors, plan = pre.checkpoint.tensors, pre.plan
+    expected = _expected(plan)
+    totals = {"text": 0, "experts": 0}
+    for name, (group, shapes) in expected.items():
+        entry = tensors.get(name)
+        if entry is None:
+            pre.faults.append(f"tensor {name!r} is missing")
+            continue
+        totals[group] += entry.nbytes
+        for shape in sorted(shapes):
+            if entry.shape != shape:
+                pre.faults.append(
+                    f"{entry.shard}: tensor {name!r} has shape {list(entry.shape)}, "
+                    f"config.json asks for {list(shape)}"
+                )
+        if entry.dtype not in FLOAT_DTYPES:
+            pre.faults.append(
+                f"{entry.shard}: tensor {name!r} has dtype {entry.dtype}, "
+                f"supported are {', '.join(FLOAT_DTYPES)}"
+            )
+    skipped = {name for names in plan.skipped.values() for name in names}
+    modules = {name.rsplit(".", 1)[0] for name in expected if name.endswith(".weight")}
+    others: list[TensorEntry] = []
+    for name, entry in sorted(tensors.items()):
+        if name in expected or name in skipped:
+            continue
+        harmless = entry.elements == 0 or (
+            (
+                entry.shape == ()
+                or entry.dtype in ("BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64")
+            )
+            and name.rsplit(".", 1)[0] not in modules
+        )
+        if harmless:
+            others.append(entry)
+            pre.notes.append(
+                f"tensor {name!r} ({entry.dtype} {list(entry.shape)}) is not used, skipped"
+            )
+        else:
+            pre.faults.append(
+                f"{entry.shard}: tensor {name!r} ({entry.dtype} {list(entry.shape)}) is "
+                "unexpected: this converter does not know what it does"
+            )
+    pre.source_bytes = totals
+    for kind, names in plan.skipped.items():
+        size = sum(tensors[name].nbytes for name in names)
+        pre.source_bytes[kind] = size
+        if names:
+            pre.skipped[kind] = {"tensors": len(names), "bytes": size}
+    if others:
+        pre.skipped["unused"] = [entry.name for entry in others]
+
+
+def _trunk_codec(pre: Preflight, spec: TensorSpec) -> str:
+    if spec.kind == "matrix":
+        return pre.options.trunk
+    if spec.kind == "exact":
+        dtypes = {e.dtype for p in spec.pieces if (e := pre.checkpoint.tensors.get(p.source))}
+        return "bf16" if dtypes == {"BF16"} else "f32"
+    return spec.kind
+
+
+def _lay_out(pre: Preflight) -> None:
+    offset = 0
+    for spec in pre.plan.tensors:
+        if spec.cols > MAX_COLS or (
+            spec.transform == "transpose" and spec.rows * spec.cols > MAX_TRANSPOSED
+        ):
+            pre.faults.append(f"tensor {spec.name!r} is too wide: {spec.shape}")
+        codec = _trunk_codec(pre, spec)
+        nbytes = matrix_bytes(codec, max(1, spec.rows), spec.cols)
+        pre.trunk.append(TrunkTensor(spec, codec, offset, nbytes))
+        offset = round_up(offset + nbytes, PAGE)
+        if codec != "f64":
+            pre.parameters += max(1, spec.rows) * spec.cols
+    pre.trunk_bytes = offset
+    for bank in pre.plan.banks:
+        codec = pre.options.experts
+        parts, record = record_layout(codec, bank.hidden, bank.inner)
+        pre.banks.append(Bank(bank, f"experts-{bank.layer:04d}.bin", codec, parts, record))
+        pre.parameters += 3 * bank.experts * bank.hidden * bank.inner
+    lossy = sum(
+        1
+        for spec, codec in [(t.spec, t.codec) for t in pre.trunk]
+        for piece in spec.pieces
+        if codec == "bf16" and (e := pre.checkpoint.tensors.get(piece.source)) and e.dtype != "BF16"
+    )
+    if lossy:
+        pre.notes.append(f"{lossy} trunk tensors are wider than bf16 in the source and are rounded")
+
+
+def _tokenizer(pre: Preflight) -> None:
+    path = pre.source / "tokenizer.json"
+    if not pre.options.tokenizer:
+        pre.notes.append("converted without tokenizer: token ids only")
+        return
+    if not path.exists() and not path.is_symlink():
+        pre.faults.append(
+            f"{path}: is missing (--no-tokenizer makes a container for token ids only)"
+        )
+        return
+    from .tokenizer import compile_tokenizer
+
+    try:
+        build = compile_tokenizer(pre.source, pre.plan.vocab_size)
+    except ConvertError as error:
+        pre.faults.append(str(error))
+        return
+    pre.tokenizer = bytes(build.data)
+    pre.notes += build.notes
+
+
+def _side_files(pre: Preflight) -> None:
+    """Notes what a chat needs and the checkpoint lacks."""
+    generation = None
+    if (pre.source / "generation_config.json").exists():
+        try:
+            generation = read_json_object(pre.source / "generation_config.json")
+        except ConvertError as error:
+            pre.faults.append(str(error))
+    else:
+        pre.notes.append("generation_config.json is missing: stop ids come from config.json alone")
+    _stop_ids(pre, generation)
+    has_template = any(
+        (pre.source / n).exists() for n in ("chat_template.jinja", "chat_template.json")
+    )
+    if not has_template and (pre.source / "tokenizer_config.json").exists():
+        try:
+            has_template = bool(
+                read_json_object(pre.source / "tokenizer_config.json").get("chat_template")
+            )
+        except ConvertError as error:
+            pre.faults.append(str(error))
+    if not has_template:
+        pre.notes.append("chat template is missing: the model can complete text, not chat")
+
+
+def _identity(pre_source: Path, checkpoint: Checkpoint) -> dict[str, object]:
+    """What a resumed conversion compares: names, sizes and header hashes, and the small files."""
+    small = {}
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    ):
+        path = pre_source / name
+        if path.is_file():
+            small[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    shards = [
+        {"name": s.name, "bytes": s.nbytes, "header_sha256": s.header_sha256}
+        for s in checkpoint.shards
+    ]
+    return {"shards": shards, "files": small}
+
+
+def faults_error(source: Path, faults: list[str]) -> ConvertError:
+    """All faults in one error: on one line when there is one."""
+    if len(faults) == 1:
+        fault = faults[0]
+        text = fault if fault.startswith(str(source)) else f"{source}: {fault}"
+    else:
+        text = "\n  ".join([f"{source}: cannot be converted, {len(faults)} faults:", *faults])
+    return ConvertError(text, EXIT_BAD_INPUT, tuple(faults))
+
+
+def preflight(source: Path, options: Options) -> Preflight:
+    """Reads headers and configs only. Raises ConvertError when there is nothing to plan from;
+    other findings are in `faults`, all of them."""
+    checkpoint = Checkpoint.open(source)
+    try:
+        config = read_json_object(source / "config.json")
+        family = families.detect(config, str(source / "config.json"))
+    except ConvertError as error:
+        raise faults_error(source, [*checkpoint.faults, str(error)]) from None
+    plan = family.plan(config, checkpoint.tensors)
+    pre = Preflight(
+        source, source_name(source), options, checkpoint, plan, _identity(source, checkpoint)
+    )
+    pre.faults += checkpoint.faults + plan.faults
+    if not checkpoint.faults:
+        pre.faults += plan.tensor_faults
+    pre.notes += checkpoint.notes + plan.notes
+    if not plan.tensors:
+        return pre
+    if not checkpoint.faults:
+        _compare_tensors(pre)
+    _lay_out(pre)
+    _side_files(pre)
+    _tokenizer(pre)
+    return pre
+
+
+def free_bytes(target: Path) -> int:
+    """Free bytes of the file system that holds (or will hold) `target`."""
+    path = Path(os.path.abspath(target))
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def check_places(source: Path, target: Path) -> None:
+    """The container must not lie in the checkpoint. Raises ConvertError (usage)."""
+    real_source, real_target = Path(os.path.realpath(source)), Path(os.path.realpath(target))
+    if real_target == real_source or real_source in real_target.parents:
+        raise ConvertError(f"{target}: must not be the source directory or inside it", EXIT_USAGE)
+    if os.path.lexists(target) and not target.is_dir():
+        raise ConvertError(f"{target}: exists and is not a directory", EXIT_USAGE)
+
+
+def plan_report(pre: Preflight, target: Path) -> dict[str, object]:
+    """The `--plan` object."""
+    files = pre.files()
+    weights = pre.parameters
+    unpadded = sum(_unpadded(t.codec, max(1, t.spec.rows), t.spec.cols) for t in pre.trunk)
+    for bank in pre.banks:
+        unpadded += (
+            3
+            * bank.spec.experts
+            * bank.spec.hidden
+            * bank.spec.inner
+            * (2 if bank.codec == "bf16" else 1)
+        )
+    data = pre.trunk_bytes + sum(bank.nbytes for bank in pre.banks)
+    free = free_bytes(target)
+    return {
+        "source": pre.name,
+        "family": pre.plan.family,
+        "options": pre.options.as_dict(),
+        "parameters": weights,
+        "source_bytes": pre.source_bytes,
+        "source_tensors": len(pre.checkpoint.tensors),
+        "skipped": pre.skipped,
+        "files": files,
+        "output_bytes": pre.output_bytes(),
+        "overhead_share": round(1 - unpadded / data, 6) if data else 0,
+        "record_bytes": max((bank.record_bytes for bank in pre.banks), default=0),
+        "peak_ram_bytes": pre.peak_ram(),
+        "seconds": round(pre.seconds(), 1),
+        "free_bytes": free,
+        "fits": free >= pre.output_bytes(),
+        "stop_ids": pre.stop_ids,
+        "notes": pre.notes,
+        "faults": pre.faults,
+    }
+
+
+def _unpadded(codec: str, rows: int, cols: int) -> int:
+    return rows * cols if codec == "int8" else matrix_bytes(codec, rows, cols)

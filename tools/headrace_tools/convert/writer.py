@@ -1,0 +1,418 @@
+"""Turns a preflighted checkpoint into a container, expert by expert, in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from .. import __version__
+from ..crc32c import crc32c
+from .errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_USAGE, ConvertError
+from .families import Piece, TensorSpec
+from .options import differing
+from .output import OutputDirectory, PartialFile
+from .preflight import BLOCK_BYTES, TRUNK_CHUNK, Bank, Preflight, TrunkTensor, free_bytes
+from .quantise import CODEC_NUMBERS, PANEL, bf16_overflows, encode_block
+from .safetensors_source import Checkpoint, NonFinite, blocks
+
+CONVERTER = f"headrace-convert {__version__}"
+MAX_MANIFEST = 16 << 20
+Progress = Callable[[int], None]
+"""Called with the number of output bytes just finished."""
+
+
+def read_rows(
+    checkpoint: Checkpoint, pieces: tuple[Piece, ...], first: int, count: int, bad: NonFinite
+) -> np.ndarray:
+    """Canonical rows first..first+count of the concatenated pieces, float32 [count, cols]."""
+    out: list[np.ndarray] = []
+    base = 0
+    for piece in pieces:
+        start, end = max(first, base), min(first + count, base + piece.total_rows)
+        row = start - base
+        while row < end - base:
+            group, within = divmod(row, piece.rows)
+            run = min(piece.rows - within, end - base - row)
+            source = piece.first_row + group * piece.stride + within
+            entry = checkpoint.tensors[piece.source]
+            flat = checkpoint.read_float32(entry, source * piece.cols, run * piece.cols, bad)
+            out.append(flat.reshape(run, piece.cols))
+            row += run
+        base += piece.total_rows
+    return out[0] if len(out) == 1 else np.concatenate(out)
+
+
+def _row_step(cols: int) -> int:
+    return max(PANEL, BLOCK_BYTES // (4 * cols) // PANEL * PANEL)
+
+
+class _Faults:
+    """Weights that are no numbers, by tensor; a file that has some is not published."""
+
+    def __init__(self, allow: bool) -> None:
+        self.allow = allow
+        self.found: list[str] = []
+
+    def add(self, what: str, bad: NonFinite) -> None:
+        if bad:
+            self.found.append(f"{what}: {bad.text()}")
+
+    def settle(self, record: dict[str, object]) -> None:
+        if self.found and not self.allow:
+            raise ConvertError(
+                "\n  ".join(
+                    [
+                        "weights that are not finite (--allow-nonfinite stores them as 0):",
+                        *self.found,
+                    ]
+                ),
+                EXIT_BAD_INPUT,
+                tuple(self.found),
+            )
+        if self.found:
+            record["nonfinite"] = self.found
+
+
+def _tensor_blocks(
+    pre: Preflight, spec: TensorSpec, bad: NonFinite
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, values) of a canonical tensor, in blocks of rows."""
+    rows = max(1, spec.rows)
+    if spec.kind == "f64":
+        yield 0, np.array([spec.constant], dtype=np.float64)
+        return
+    if spec.transform == "transpose":
+        yield 0, read_rows(pre.checkpoint, spec.pieces, 0, spec.cols, bad).T
+        return
+    for first, count in blocks(rows, _row_step(spec.cols)):
+        values = read_rows(pre.checkpoint, spec.pieces, first, count, bad)
+        if spec.same_as and not np.array_equal(
+            values, read_rows(pre.checkpoint, spec.same_as, first, count, NonFinite())
+        ):
+            raise ConvertError(
+                f"config.json ties {spec.pieces[0].source!r} and {spec.same_as[0].source!r}, "
+                "but the checkpoint holds different values for them"
+            )
+        if spec.transform == "add_one":
+            values += np.float32(1)
+        yield first, values
+
+
+def _write_tensor(file: PartialFile, pre: Preflight, tensor: TrunkTensor, faults: _Faults) -> None:
+    spec, bad = tensor.spec, NonFinite()
+    rows = max(1, spec.rows)
+    for first, values in _tensor_blocks(pre, spec, bad):
+        _refuse_overflow(tensor.codec, values, bad)
+        for offset, data in encode_block(tensor.codec, values, first, rows):
+            file.write_at(tensor.offset + offset, data)
+    sources = " + ".join(sorted({piece.source for piece in spec.pieces}))
+    faults.add(f"{spec.name} (from {sources})", bad)
+
+
+def _refuse_overflow(codec: str, values: np.ndarray, bad: NonFinite) -> None:
+    """Counts float32 weights beyond the range of bf16 as Inf and clears them."""
+    if codec == "bf16" and (over := bf16_overflows(values)):
+        bad.inf += over
+        values[np.abs(values) >= 3.38e38] = 0
+
+
+def _write_trunk(file: PartialFile, pre: Preflight, progress: Progress) -> None:
+    faults = _Faults(pre.options.allow_nonfinite)
+    os.ftruncate(file.fd, pre.trunk_bytes)
+    for tensor in pre.trunk:
+        _write_tensor(file, pre, tensor, faults)
+        progress(tensor.nbytes)
+    faults.settle(file.record)
+    digest = hashlib.sha256()
+    checksums: list[int] = []
+    for chunk in file.chunks(TRUNK_CHUNK):
+        digest.update(chunk)
+        checksums.append(crc32c(chunk))
+    file.sha256 = digest.hexdigest()
+    file.record["crc32c"] = checksums
+
+
+def encode_record(
+    pre: Preflight, bank: Bank, expert: int
+) -> tuple[np.ndarray, int, list[tuple[str, NonFinite]]]:
+    """One expert -> (record uint8 [record_bytes], its CRC32C, what is not finite)."""
+    spec = bank.spec
+    record = np.zeros(bank.record_bytes, dtype=np.uint8)
+    header = struct.pack(
+        "<4sHHIIIIQQQQII",
+        b"HREX",
+        1,
+        CODEC_NUMBERS[bank.codec],
+        spec.layer,
+        expert,
+        spec.hidden,
+        spec.inner,
+        bank.record_bytes,
+        *bank.parts,
+        0,
+        0,
+    )
+    record[: len(header)] = np.frombuffer(header, dtype=np.uint8)
+    found = []
+    for base, piece in zip(bank.parts, spec.parts(expert), strict=True):
+        bad = NonFinite()
+        for first, count in blocks(piece.rows, _row_step(piece.cols)):
+            values = read_rows(pre.checkpoint, (piece,), first, count, bad)
+            _refuse_overflow(bank.codec, values, bad)
+            for offset, data in encode_block(bank.codec, values, first, piece.rows):
+                record[base + offset : base + offset + data.size] = data
+        if bad:
+            found.append((f"layer {spec.layer} expert {expert} ({piece.source})", bad))
+    crc = crc32c(record)
+    record[60:64] = np.frombuffer(struct.pack("<I", crc), dtype=np.uint8)
+    return record, crc, found
+
+
+def _write_bank(
+    file: PartialFile, pre: Preflight, bank: Bank, pool: ThreadPoolExecutor, progress: Progress
+) -> None:
+    faults = _Faults(pre.options.allow_nonfinite)
+    digest = hashlib.sha256()
+    checksums: list[int] = []
+    pending: deque[Future[tuple[np.ndarray, int, list[tuple[str, NonFinite]]]]] = deque()
+    submitted = 0
+    try:
+        while len(checksums) < bank.spec.experts:
+            while submitted < bank.spec.experts and len(pending) < pre.workers():
+                pending.append(pool.submit(encode_record, pre, bank, submitted))
+                submitted += 1
+            record, crc, found = pending.popleft().result()
+            digest.update(record)
+            file.write(record)
+            checksums.append(crc)
+            for what, bad in found:
+                faults.add(what, bad)
+            progress(bank.record_bytes)
+    finally:
+        for future in pending:
+            future.cancel()
+    faults.settle(file.record)
+    file.sha256 = digest.hexdigest()
+    file.record["crc32c"] = checksums
+
+
+# -- manifest --------------------------------------------------------------------------------
+
+
+def _real(value: float) -> float | str:
+    """A JSON number when 15 digits hold it, else a hexadecimal float."""
+    digits = repr(value).split("e")[0].replace(".", "").replace("-", "").strip("0")
+    return value if len(digits) <= 15 else value.hex()
+
+
+def _reals(value: object) -> object:
+    if isinstance(value, float):
+        return _real(value)
+    if isinstance(value, dict):
+        return {key: _reals(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_reals(item) for item in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    return value
+
+
+def provenance(pre: Preflight, hashes: dict[str, str], nonfinite: list[str]) -> dict[str, object]:
+    shards = []
+    for shard in pre.checkpoint.shards:
+        entry = {"name": shard.name, "bytes": shard.nbytes, "header_sha256": shard.header_sha256}
+        if shard.name in hashes:
+            entry["sha256"] = hashes[shard.name]
+        shards.append(entry)
+    notes = pre.notes + [f"stored as 0: {text}" for text in nonfinite]
+    return {
+        "source": pre.name,
+        "family": pre.plan.family,
+        "shards": shards,
+        "converter": CONVERTER,
+        "options": pre.options.as_dict(),
+        "skipped": pre.skipped,
+        "notes": notes,
+    }
+
+
+def build_manifest(
+    pre: Preflight, done: dict[str, dict[str, object]], hashes: dict[str, str]
+) -> bytes:
+    """manifest.json from the plan and the journal's records."""
+    nonfinite = [text for name in sorted(done) for text in done[name].get("nonfinite", [])]  # type: ignore[attr-defined]
+    tokenizer = None
+    if pre.tokenizer is not None:
+        tokenizer = {"file": "tokenizer.bin", "bytes": len(pre.tokenizer)}
+    manifest = {
+        "format": "headrace-container",
+        "version": 1,
+        "model": {"name": pre.name, **pre.plan.model},
+        "trunk": {
+            "file": "trunk.bin",
+            "bytes": pre.trunk_bytes,
+            "chunk": TRUNK_CHUNK,
+            "crc32c": done["trunk.bin"]["crc32c"],
+            "tensors": [
+                {
+                    "name": t.spec.name,
+                    "codec": t.codec,
+                    "shape": t.spec.shape,
+                    "offset": t.offset,
+                    "bytes": t.nbytes,
+                }
+                for t in pre.trunk
+            ],
+        },
+        "experts": [
+            {
+                "layer": b.spec.layer,
+                "file": b.file,
+                "codec": b.codec,
+                "experts": b.spec.experts,
+                "hidden": b.spec.hidden,
+                "inner": b.spec.inner,
+                "record_bytes": b.record_bytes,
+                "crc32c": done[b.file]["crc32c"],
+            }
+            for b in pre.banks
+        ],
+        "tokenizer": tokenizer,
+        "stop_ids": pre.stop_ids,
+        "parameters": pre.parameters,
+        "provenance": provenance(pre, hashes, nonfinite),
+    }
+    data = (
+        json.dumps(_reals(manifest), sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"
+    )
+    if len(data) > MAX_MANIFEST:
+        raise ConvertError(
+            f"manifest.json would have {len(data)} bytes, at most {MAX_MANIFEST} are allowed"
+        )
+    return data
+
+
+# -- the conversion --------------------------------------------------------------------------
+
+
+def already_converted(pre: Preflight, target: Path) -> bool:
+    """True when `target` is the finished container of this source and these options."""
+    path = target / "manifest.json"
+    if (
+        not path.is_file()
+        or (target / "conversion.log").exists()
+        or not (target / "manifest.sha256").is_file()
+    ):
+        return False
+    try:
+        old = json.loads(path.read_bytes())["provenance"]
+        options, shards = old["options"], old["shards"]
+        headers = [(s["name"], s["bytes"], s["header_sha256"]) for s in shards]
+    except (ValueError, KeyError, TypeError):
+        return False
+    differences = differing(options, pre.options.as_dict())
+    if headers != [(s.name, s.nbytes, s.header_sha256) for s in pre.checkpoint.shards]:
+        differences.append("the source is another checkpoint")
+    if old.get("converter") != CONVERTER:
+        differences.append(f"it was made by {old.get('converter')}")
+    if differences:
+        raise ConvertError(
+            f"{target}: already holds a container, and {'; '.join(differences)}; give a new "
+            "directory, or --overwrite to replace it",
+            EXIT_USAGE,
+        )
+    return True
+
+
+def check_files(target: Path) -> None:
+    """Compares every file with manifest.sha256. Raises ConvertError (I/O) on a difference."""
+    for line in (target / "manifest.sha256").read_text().splitlines():
+        expected, name = line.split("  ", 1)
+        digest = hashlib.sha256()
+        with open(target / name, "rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+        if digest.hexdigest() != expected:
+            raise ConvertError(
+                f"{target / name}: reads back differently than it was written", EXIT_IO
+            )
+
+
+def convert(
+    pre: Preflight,
+    target: Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress = lambda count: None,
+    hash_source: bool = False,
+    verify: Callable[[Path], None] | None = None,
+    started: Progress = lambda count: None,
+    file_done: Callable[[str], None] = lambda name: None,
+    checking: Callable[[], None] = lambda: None,
+) -> bool:
+    """Writes the container. Returns True when an earlier attempt was continued.
+
+    `verify` checks the finished directory (the engine); without it the digests are
+    compared here. `started` is called with the bytes that an earlier attempt left,
+    `checking` when everything is written. Raises ConvertError; what is finished by then
+    is kept for a resume.
+    """
+    header = {"converter": CONVERTER, "options": pre.options.as_dict(), "source": pre.identity}
+    with OutputDirectory(target, header, pre.output_bytes()) as out:  # type: ignore[arg-type]
+        out.start(overwrite)
+        files = pre.files()
+        todo = (
+            sum(size for name, size in files.items() if name not in out.done)
+            + pre.manifest_estimate()
+        )
+        if (free := free_bytes(target)) < todo:
+            raise ConvertError(
+                f"{target}: not enough disk space: {todo} bytes are needed, {free} are free; free "
+                "some space and run the same command again",
+                EXIT_IO,
+            )
+        started(sum(files[name] for name in out.done if name in files))
+
+        def run(name: str, fill: Callable[[PartialFile], None]) -> None:
+            if name not in out.done:
+                out.write_file(name, files[name], fill)
+                file_done(name)
+
+        if pre.tokenizer is not None:
+            data = pre.tokenizer
+
+            def fill_tokenizer(file: PartialFile) -> None:
+                file.write(data)
+                progress(len(data))
+
+            run("tokenizer.bin", fill_tokenizer)
+        run("trunk.bin", lambda file: _write_trunk(file, pre, progress))
+        with ThreadPoolExecutor(max_workers=pre.workers()) as pool:
+            for bank in pre.banks:
+                run(bank.file, lambda file, bank=bank: _write_bank(file, pre, bank, pool, progress))
+        hashes = (
+            {s.name: pre.checkpoint.file_sha256(s.name) for s in pre.checkpoint.shards}
+            if hash_source
+            else {}
+        )
+        done = {name: out.done[name] for name in files}
+        out.finish(build_manifest(pre, done, hashes))
+        checking()
+        if verify is None:
+            check_files(target)
+        out.remove_log()
+        if verify is not None:
+            try:
+                verify(target)
+            except BaseException:
+                (target / "manifest.sha256").unlink()
+                raise
+        return out.resumed
