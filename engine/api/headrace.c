@@ -144,24 +144,16 @@ static void plan_fill(const struct plan *p, hr_plan_result *r)
     r->fits = p->floor <= p->ram;
 }
 
-static hr_status plan_container(struct container *c, const hr_model_params *params,
+static hr_status plan_container(const struct container *c, const hr_model_params *params,
                                 hr_plan_result *result, hr_error *err)
 {
-    struct model m;
+    struct architecture arch;
     struct memory_probe memory;
-    memset(&m, 0, sizeof m);
-    mem_budget_init(&m.mem, 0);
-    m.c = c;
-    TRY(architecture_read(c->model, &m.arch, err));
-    const size_t bytes = m.arch.layers * sizeof(struct layer_weights);
-    m.layers = mem_alloc(NULL, bytes);
-    if (!m.layers) return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes", bytes);
-    hr_status st = model_bind(&m, err);
-    mem_free(NULL, m.layers, bytes);
-    if (st != HR_OK) return st;
+    struct plan plan;
+    TRY(model_check(c, &arch, err));
     memory_probe_read("", &memory);
-    TRY(plan_make(c, &m.arch, params, &memory, &m.plan, err));
-    plan_fill(&m.plan, result);
+    TRY(plan_make(c, &arch, params, &memory, &plan, err));
+    plan_fill(&plan, result);
     return HR_OK;
 }
 

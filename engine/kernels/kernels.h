@@ -77,6 +77,13 @@ struct kernels {
     void (*silu)(float *y, const float *x, size_t n);             /* x * sigmoid(x) */
     void (*silu_mul)(float *y, const float *g, const float *u, size_t n); /* silu(g) * u */
     void (*sigmoid_mul)(float *y, const float *g, size_t n);      /* y *= sigmoid(g) */
+    void (*tanh)(float *y, const float *x, size_t n);             /* <= 2 ulp */
+    /* beta tanh(g/beta) sigmoid(g) * linear_beta tanh(u/linear_beta); linear_beta 0: times u */
+    void (*situ_mul)(float *y, const float *g, const float *u, size_t n, float beta,
+                     float linear_beta);
+    /* g' = min(g, limit), u' = clamp(u, +-limit): (u' + 1) * (g' * sigmoid(alpha g')) */
+    void (*clamped_mul)(float *y, const float *g, const float *u, size_t n, float alpha,
+                        float limit);
     /* In place: x = exp(x - max) / sum, sum by rule, one division per element. */
     void (*softmax)(float *x, size_t n);
 

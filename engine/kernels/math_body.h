@@ -53,6 +53,22 @@ static inline v16 v16_sigmoid(v16 x)
 }
 
 /* x * sigmoid(x), rounded once. The bound only keeps infinity * 0 out of the correction. */
+/* An odd polynomial near zero, (1 - e^-2|x|) / (1 + e^-2|x|) beyond: no cancellation in either. */
+static inline v16 v16_tanh(v16 x)
+{
+    const v16 one = v16_set1(1.0f), zero = v16_set1(0.0f);
+    v16 a = v16_abs(x), z = v16_mul(x, x);
+    v16 p = v16_fma(v16_set1(-0x1.7a2ad0p-8f), z, v16_set1(0x1.532faep-6f));
+    p = v16_fma(p, z, v16_set1(-0x1.b868b4p-5f));
+    p = v16_fma(p, z, v16_set1(0x1.1108a0p-3f));
+    p = v16_fma(p, z, v16_set1(-0x1.55553ap-2f));
+    v16 near = v16_fma(v16_mul(x, z), p, x);
+    v16 e = v16_exp(v16_mul(a, v16_set1(-2.0f)));
+    v16 far = v16_div(v16_sub(one, e), v16_add(one, e));
+    far = v16_if_gt(zero, x, v16_sub(zero, far), far);
+    return v16_if_gt(v16_set1(0.625f), a, near, far);
+}
+
 static inline v16 v16_silu(v16 x)
 {
     v16 correction, q = sigmoid_parts(x, &correction);

@@ -150,6 +150,37 @@ static void vector_silu_mul(float *y, const float *g, const float *u, size_t n)
         store_part(y + i, v16_mul(v16_silu(load_part(g + i, part)), load_part(u + i, part)), part);
 }
 
+static void vector_tanh(float *y, const float *x, size_t n)
+{
+    FOR_PARTS(i, part, n) store_part(y + i, v16_tanh(load_part(x + i, part)), part);
+}
+
+static void vector_situ_mul(float *y, const float *g, const float *u, size_t n, float beta,
+                            float linear_beta)
+{
+    const v16 b = v16_set1(beta), lb = v16_set1(linear_beta);
+    FOR_PARTS(i, part, n)
+    {
+        v16 gate = load_part(g + i, part), up = load_part(u + i, part);
+        gate = v16_mul(v16_mul(b, v16_tanh(v16_div(gate, b))), v16_sigmoid(gate));
+        if (linear_beta > 0) up = v16_mul(lb, v16_tanh(v16_div(up, lb)));
+        store_part(y + i, v16_mul(gate, up), part);
+    }
+}
+
+static void vector_clamped_mul(float *y, const float *g, const float *u, size_t n, float alpha,
+                               float limit)
+{
+    const v16 most = v16_set1(limit), least = v16_set1(-limit), one = v16_set1(1.0f);
+    FOR_PARTS(i, part, n)
+    {
+        v16 gate = v16_min(most, load_part(g + i, part));
+        v16 up = v16_min(most, v16_max(least, load_part(u + i, part)));
+        gate = v16_mul(gate, v16_sigmoid(v16_mul(v16_set1(alpha), gate)));
+        store_part(y + i, v16_mul(v16_add(up, one), gate), part);
+    }
+}
+
 static void vector_sigmoid_mul(float *y, const float *g, size_t n)
 {
     FOR_PARTS(i, part, n)

@@ -5,8 +5,9 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "nn/parts.h"
+#include "nn/residual.h"
 
-enum mixer_kind { MIXER_ATTENTION, MIXER_DELTA };
+enum mixer_kind { MIXER_ATTENTION, MIXER_MLA, MIXER_DELTA };
 enum ffn_kind { FFN_DENSE, FFN_MOE };
 
 struct mixer_part {
@@ -14,6 +15,7 @@ struct mixer_part {
     char rope[64]; /* tensor of rotary frequencies, "" without rotation */
     union {
         struct attention_part attention;
+        struct mla_part mla;
         struct delta_part delta;
     };
 };
@@ -31,7 +33,9 @@ enum { MAX_PARTS = 64, MAX_LAYERS = 1024 };
 struct architecture {
     char name[64];
     uint32_t vocab_size, hidden, max_position, layers, moe_layers;
-    float norm_eps;
+    float norm_eps, embed_scale, logit_scale;
+    struct residual_part residual;
+    struct ngram_part ngram;
     bool tied; /* the head is the embedding */
     uint32_t mixer_count, ffn_count;
     struct mixer_part mixers[MAX_PARTS];
@@ -41,6 +45,15 @@ struct architecture {
     } layer[MAX_LAYERS];
     uint32_t max_experts, max_top_k;
 };
+
+/* Floats of one token in the residual stream. */
+static inline uint32_t stream_width(const struct architecture *a)
+{
+    return residual_width(&a->residual, a->hidden);
+}
+
+/* Matrices that latent attention binds head by head, in the whole model. */
+size_t architecture_stacks(const struct architecture *a);
 
 /* Every number is bounded and every unknown key or kind refused, so that later size arithmetic on
  * 64-bit integers cannot overflow. */

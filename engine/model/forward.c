@@ -2,83 +2,73 @@
 
 #include <string.h>
 
-struct token_ctx {
+struct embed_ctx {
     const struct forward_call *call;
     const int32_t *ids;
-    const float *norm; /* NULL: no norm */
-    uint32_t first;
-    _Atomic int broken; /* a value is not finite */
 };
 
 static void embed_task(void *ctx, uint32_t t, uint32_t worker)
 {
-    const struct token_ctx *c = ctx;
-    const struct architecture *a = &c->call->model->arch;
-    float *h = c->call->scratch->h + (size_t)t * a->hidden;
+    const struct embed_ctx *c = ctx;
+    const struct model *m = c->call->model;
+    float *x = c->call->scratch->x + (size_t)t * m->arch.hidden;
     (void)worker;
-    matrix_row(&c->call->model->embed, (uint32_t)c->ids[t], h);
+    matrix_row(&m->embed, (uint32_t)c->ids[t], x);
+    if (m->arch.embed_scale != 1.0f) m->nn.k->scale(x, m->arch.embed_scale, m->arch.hidden);
 }
 
-static void add_task(void *ctx, uint32_t t, uint32_t worker)
+static struct residual_call stream(const struct forward_call *call, uint32_t n)
 {
-    struct token_ctx *c = ctx;
-    const struct forward_scratch *s = c->call->scratch;
-    const struct kernels *k = c->call->model->nn.k;
-    const uint32_t hidden = c->call->model->arch.hidden;
-    float *h = s->h + (size_t)t * hidden;
-    (void)worker;
-    k->add(h, s->y + (size_t)t * hidden, hidden);
-    if (!k->all_finite(h, hidden)) atomic_store(&c->broken, 1);
+    return (struct residual_call){&call->model->nn, &call->model->arch.residual,
+                                  &call->scratch->residual, call->model->arch.hidden, n};
 }
 
-static void norm_task(void *ctx, uint32_t t, uint32_t worker)
-{
-    const struct token_ctx *c = ctx;
-    const struct forward_scratch *s = c->call->scratch;
-    const struct architecture *a = &c->call->model->arch;
-    const size_t at = (size_t)(c->first + t) * a->hidden;
-    (void)worker;
-    c->call->model->nn.k->rms_norm(s->h + at, c->norm, a->hidden, a->norm_eps, s->x + at);
-}
-
-/* Plain residual, read side: x = norm(h). */
-static void residual_read(const struct forward_call *call, const float *norm, uint32_t n)
+/* What the next part reads, as rows of scratch->x. */
+static void read_stream(const struct forward_call *call, const struct residual_site *site,
+                        bool seal, uint32_t n)
 {
     struct forward_scratch *s = call->scratch;
     const uint32_t hidden = call->model->arch.hidden;
-    struct token_ctx c = {.call = call, .norm = norm};
-    pool_run(call->model->pool, n, norm_task, &c);
+    const struct residual_call r = stream(call, n);
+    residual_read(&r, site, seal, 0, n, s->x);
     linear_input_set(&s->in, s->x, hidden, n, hidden);
 }
 
-/* Write side: h += y. */
-static hr_status residual_write(const struct forward_call *call, uint32_t layer, const char *part,
-                                uint32_t n, hr_error *err)
+static hr_status write_stream(const struct forward_call *call, uint32_t layer, const char *part,
+                              uint32_t n, hr_error *err)
 {
-    struct token_ctx c = {.call = call};
-    pool_run(call->model->pool, n, add_task, &c);
-    if (!atomic_load(&c.broken)) return HR_OK;
+    const struct residual_call r = stream(call, n);
+    if (residual_write(&r, call->scratch->y)) return HR_OK;
     return fail(err, HR_ERR_NUMERIC,
                 "%s: layer %u: the output of the %s is not finite (NaN or infinity) near position %u; "
                 "run headrace verify, or the checkpoint itself is damaged",
                 call->model->c->path, layer, part, call->position);
 }
 
-static void run_mixer(const struct forward_call *call, uint32_t i, struct carve *c, uint32_t n)
+static void run_mixer(const struct forward_call *call, uint32_t i, uint32_t n)
 {
     const struct model *m = call->model;
     struct forward_scratch *s = call->scratch;
     const struct mixer_part *part = layer_mixer(&m->arch, i);
-    struct attention_scratch attention;
-    struct delta_scratch delta;
-    scratch_carve_mixer(c, part, n, pool_threads(m->pool), &attention, &delta);
-    if (part->kind == MIXER_ATTENTION)
-        attention_forward(&m->nn, &part->attention, &m->layers[i].attention,
-                          &call->state[i].attention, &attention, &s->in, call->position, s->y,
-                          m->arch.hidden);
-    else
-        delta_forward(&m->nn, &part->delta, &m->layers[i].delta, &call->state[i].delta, &delta,
-                      &s->in, s->y, m->arch.hidden);
+    const struct layer_weights *w = &m->layers[i];
+    struct layer_state *state = &call->state->layers[i];
+    struct carve c = {s->part, 0};
+    struct mixer_scratch mixer;
+    scratch_carve_mixer(&c, part, m->plan.ctx, n, pool_threads(m->pool), &mixer);
+    switch (part->kind) {
+    case MIXER_ATTENTION:
+        attention_forward(&m->nn, &part->attention, &w->attention, &state->attention,
+                          &mixer.attention, &s->in, call->position, s->y, m->arch.hidden);
+        break;
+    case MIXER_MLA:
+        mla_forward(&m->nn, &part->mla, &w->mla, &state->mla, &mixer.mla, &s->in, call->position,
+                    s->y, m->arch.hidden);
+        break;
+    case MIXER_DELTA:
+        delta_forward(&m->nn, &part->delta, &w->delta, &state->delta, &mixer.delta, &s->in, s->y,
+                      m->arch.hidden);
+        break;
+    }
 }
 
 static void keep_routes(const struct forward_call *call, const struct moe_scratch *s,
@@ -96,20 +86,20 @@ static void keep_routes(const struct forward_call *call, const struct moe_scratc
     }
 }
 
-static hr_status run_ffn(struct forward_call *call, uint32_t i, struct carve *c, uint32_t n,
-                         hr_error *err)
+static hr_status run_ffn(struct forward_call *call, uint32_t i, uint32_t n, hr_error *err)
 {
     struct model *m = call->model;
     struct forward_scratch *s = call->scratch;
     const struct ffn_part *part = layer_ffn(&m->arch, i);
     const struct layer_weights *w = &m->layers[i];
     const uint32_t hidden = m->arch.hidden;
+    struct carve c = {s->part, 0};
     struct moe_scratch moe;
     struct glu_scratch dense;
-    scratch_carve_ffn(c, part, hidden, n, &moe, &dense);
+    scratch_carve_ffn(&c, part, hidden, n, &moe, &dense);
     if (part->kind == FFN_DENSE) {
         struct glu_job job = {.gate = &w->dense.gate, .up = &w->dense.up, .down = &w->dense.down,
-                              .in = &s->in, .n = n, .y = s->y, .ldy = hidden};
+                              .act = part->dense.act, .in = &s->in, .n = n, .y = s->y, .ldy = hidden};
         glu_slice(&dense, 0, &job);
         glu_run(&m->nn, &job, 1);
         return HR_OK;
@@ -128,11 +118,24 @@ static void run_head(const struct forward_call *call, uint32_t n, uint32_t rows,
 {
     const struct model *m = call->model;
     struct forward_scratch *s = call->scratch;
-    const uint32_t hidden = m->arch.hidden, first = n - rows;
-    struct token_ctx c = {.call = call, .norm = m->final_norm, .first = first};
-    pool_run(m->pool, rows, norm_task, &c);
-    head_run(&m->nn, &s->head, &m->head, s->x + (size_t)first * hidden, hidden, rows, logits,
-             m->arch.vocab_size);
+    const struct residual_call r = stream(call, n);
+    residual_read(&r, &m->final_site, false, n - rows, rows, s->x);
+    head_run(&m->nn, &s->head, &m->head, s->x, m->arch.hidden, rows, logits, m->arch.vocab_size);
+    if (m->arch.logit_scale != 1.0f)
+        m->nn.k->scale(logits, m->arch.logit_scale, (size_t)rows * m->arch.vocab_size);
+}
+
+static hr_status run_ngram(const struct forward_call *call, uint32_t i, const int32_t *ids,
+                           uint32_t n, hr_error *err)
+{
+    const struct model *m = call->model;
+    if (m->arch.ngram.order == 0 || m->arch.ngram.layer != i) return HR_OK;
+    const struct ngram_call g = {&m->nn, &m->arch, &m->ngram, m->ngram_rows,
+                                 &call->state->ngram, call->scratch->residual.h};
+    struct carve c = {call->scratch->part, 0};
+    struct ngram_scratch s;
+    ngram_carve(&c, &m->arch, n, &s);
+    return ngram_forward(&g, &s, ids, n, err);
 }
 
 hr_status forward(struct forward_call *call, const int32_t *ids, uint32_t n, uint32_t rows,
@@ -140,19 +143,22 @@ hr_status forward(struct forward_call *call, const int32_t *ids, uint32_t n, uin
 {
     struct model *m = call->model;
     struct forward_scratch *s = call->scratch;
-    struct token_ctx embed = {.call = call, .ids = ids};
+    const struct residual_call r = stream(call, n);
+    struct embed_ctx embed = {call, ids};
     pool_run(m->pool, n, embed_task, &embed);
+    residual_begin(&r, s->x);
     for (uint32_t i = 0; i < m->arch.layers; i++) {
+        const uint32_t block = m->arch.residual.block;
         if (call->cancel && atomic_load(call->cancel))
             return fail(err, HR_ERR_CANCELLED, "cancelled before layer %u of the chunk at position %u",
                         i, call->position);
-        struct carve mixer = {s->part, 0}, ffn = {s->part, 0};
-        residual_read(call, m->layers[i].mixer_norm, n);
-        run_mixer(call, i, &mixer, n);
-        TRY(residual_write(call, i, "mixer", n, err));
-        residual_read(call, m->layers[i].ffn_norm, n);
-        TRY(run_ffn(call, i, &ffn, n, err));
-        TRY(residual_write(call, i, "ffn", n, err));
+        TRY(run_ngram(call, i, ids, n, err));
+        read_stream(call, &m->layers[i].mixer_site, block && i % block == 0, n);
+        run_mixer(call, i, n);
+        TRY(write_stream(call, i, "mixer", n, err));
+        read_stream(call, &m->layers[i].ffn_site, false, n);
+        TRY(run_ffn(call, i, n, err));
+        TRY(write_stream(call, i, "ffn", n, err));
     }
     cache_tick(m->cache, n);
     if (rows > 0) run_head(call, n, rows, logits);

@@ -11,7 +11,7 @@
 struct forward_call {
     struct model *model;
     uint32_t lane, position;
-    struct layer_state *state;
+    struct state *state;
     struct forward_scratch *scratch;
     const _Atomic int *cancel; /* looked at between layers when not NULL */
     int32_t *route_ids;        /* [moe_layers][route_stride] for this chunk's first token, or NULL */

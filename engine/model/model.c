@@ -93,6 +93,15 @@ static hr_status load_tokenizer(struct model *m, hr_error *err)
     return st == HR_OK ? HR_OK : fail_prefix(err, st, "%s/tokenizer.bin", m->c->path);
 }
 
+static hr_status open_ngram_rows(struct model *m, hr_error *err)
+{
+    const struct ngram_part *p = &m->arch.ngram;
+    if (p->order == 0) return HR_OK;
+    const uint32_t row_bytes = p->dim * (p->codec == CODEC_F32 ? 4 : 2);
+    return row_table_open(m->c, "ngram.bin", p->rows, row_bytes, m->params.direct != 0, &m->mem,
+                          &m->ngram_rows, err);
+}
+
 static hr_status choose_kernels(struct model *m, hr_error *err)
 {
     const char *isa = m->params.isa[0] ? m->params.isa : "auto";
@@ -115,6 +124,38 @@ static hr_status check_params(const hr_model_params *p, hr_error *err)
     if (!memchr(p->isa, 0, sizeof p->isa))
         return fail(err, HR_ERR_USAGE, "isa is not a terminated string");
     return HR_OK;
+}
+
+static hr_status allocate_layers(struct model *m, hr_error *err)
+{
+    const size_t bytes = m->arch.layers * sizeof(struct layer_weights);
+    m->layers = mem_alloc(&m->mem, bytes);
+    m->stack_count = architecture_stacks(&m->arch);
+    if (m->stack_count) m->stacks = mem_alloc(&m->mem, m->stack_count * sizeof *m->stacks);
+    if (m->layers && (m->stacks || m->stack_count == 0)) return HR_OK;
+    return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes to open the model",
+                bytes + m->stack_count * sizeof *m->stacks);
+}
+
+static void free_layers(struct model *m)
+{
+    if (m->layers) mem_free(&m->mem, m->layers, m->arch.layers * sizeof(struct layer_weights));
+    if (m->stacks) mem_free(&m->mem, m->stacks, m->stack_count * sizeof *m->stacks);
+}
+
+hr_status model_check(const struct container *c, struct architecture *arch, hr_error *err)
+{
+    struct model *m = mem_alloc(NULL, sizeof *m);
+    if (!m) return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes", sizeof *m);
+    mem_budget_init(&m->mem, 0);
+    m->c = (struct container *)(uintptr_t)c; /* only read */
+    hr_status st = architecture_read(c->model, &m->arch, err);
+    if (st == HR_OK) st = allocate_layers(m, err);
+    if (st == HR_OK) st = model_bind(m, err);
+    free_layers(m);
+    *arch = m->arch;
+    mem_free(NULL, m, sizeof *m);
+    return st;
 }
 
 static hr_status open_steps(struct model *m, const char *path, hr_error *err)
@@ -140,15 +181,14 @@ static hr_status open_steps(struct model *m, const char *path, hr_error *err)
                     (unsigned long long)m->plan.ram);
     m->mem.limit = m->plan.ram;
 
-    const size_t layer_bytes = m->arch.layers * sizeof(struct layer_weights);
-    m->layers = mem_alloc(&m->mem, layer_bytes);
-    if (!m->layers) return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes", layer_bytes);
+    TRY(allocate_layers(m, err));
     TRY(model_bind(m, err)); /* shapes first: nothing is read for a container that does not fit */
     TRY(pool_create(m->plan.threads, &m->mem, &m->pool, err));
     m->nn.pool = m->pool;
     TRY(load_tokenizer(m, err));
     TRY(load_trunk(m, err));
     TRY(model_bind(m, err));
+    TRY(open_ngram_rows(m, err));
     return expert_cache_create(m->c, &m->plan.cache_options, &m->mem, &m->cache, err);
 }
 
@@ -176,11 +216,12 @@ void model_close(struct model *m)
 {
     if (!m) return;
     expert_cache_free(m->cache);
+    row_table_close(m->ngram_rows);
     pool_free(m->pool);
     tokenizer_free(m->tokenizer);
     mem_free(&m->mem, m->tokenizer_data, m->tokenizer_bytes);
     if (m->trunk) mem_free(&m->mem, m->trunk, (size_t)m->c->trunk_bytes);
-    if (m->layers) mem_free(&m->mem, m->layers, m->arch.layers * sizeof(struct layer_weights));
+    free_layers(m);
     container_close(m->c);
     pthread_mutex_destroy(&m->lock);
     mem_free(NULL, m, sizeof *m);

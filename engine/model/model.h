@@ -11,6 +11,7 @@
 #include "nn/linear.h"
 #include "store/container.h"
 #include "store/expert_cache.h"
+#include "store/row_table.h"
 #include "text/tokenizer.h"
 
 struct model {
@@ -22,8 +23,12 @@ struct model {
     uint8_t *trunk;
     uint64_t trunk_read; /* bytes */
     struct matrix embed, head;
-    const float *final_norm;
+    struct residual_site final_site;
     struct layer_weights *layers;
+    struct ngram_weights ngram;
+    struct row_table *ngram_rows;
+    struct matrix *stacks; /* the heads' own matrices of latent attention */
+    size_t stack_count;
     struct tokenizer *tokenizer; /* NULL: ids only */
     void *tokenizer_data;
     size_t tokenizer_bytes;
@@ -42,6 +47,10 @@ hr_status model_open(const char *path, const hr_model_params *params, struct mod
                      hr_error *err);
 void model_close(struct model *m);
 void model_stats(struct model *m, hr_stats *out);
+
+/* Reads the architecture of an opened container and checks every tensor against it, without
+ * loading any. */
+hr_status model_check(const struct container *c, struct architecture *arch, hr_error *err);
 
 /* Checks every tensor against the architecture and binds it into the trunk's memory; in
  * model/bind.c. With trunk NULL it only checks. */

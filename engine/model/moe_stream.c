@@ -11,14 +11,21 @@ void moe_carve(struct carve *c, const struct moe_part *p, uint32_t hidden, uint3
 {
     const size_t pairs = (size_t)n * p->top_k;
     const uint32_t widest = p->inner > p->shared_inner ? p->inner : p->shared_inner;
-    s->scores = carve_take(c, (size_t)n * p->experts * sizeof(float));
+    const uint32_t width = moe_width(p, hidden);
+    router_carve(c, p, n, &s->router);
     s->ids = carve_take(c, pairs * sizeof(int32_t));
     s->weights = carve_take(c, pairs * sizeof(float));
     s->pair = carve_take(c, pairs * sizeof(uint32_t));
     s->token = carve_take(c, pairs * sizeof(uint32_t));
     s->first = carve_take(c, ((size_t)p->experts + 1) * sizeof(uint32_t));
     s->wanted = carve_take(c, p->experts * sizeof(uint32_t));
-    s->result = carve_take(c, pairs * hidden * sizeof(float));
+    s->result = carve_take(c, pairs * width * sizeof(float));
+    s->latent = carve_take(c, (size_t)n * p->latent * sizeof(float));
+    s->mixed = carve_take(c, (size_t)n * p->latent * sizeof(float));
+    if (p->latent) {
+        linear_input_carve(c, n, p->latent, &s->latent_in);
+        linear_input_carve(c, n, p->latent, &s->mixed_in);
+    }
     s->shared = carve_take(c, (size_t)n * hidden * sizeof(float));
     s->shared_gate = carve_take(c, n * sizeof(float));
     glu_carve(c, (uint32_t)pairs + n, widest, &s->glu);
@@ -52,6 +59,12 @@ struct wave {
     uint32_t count;
 };
 
+/* Floats from one bias vector of a record to the next. */
+static size_t bias_stride(uint32_t n)
+{
+    return round_up(n * sizeof(float), 64) / sizeof(float);
+}
+
 static void bind_expert(const struct moe_call *call, struct wave *w, uint32_t i,
                         struct linear_input *in, struct glu_job *job)
 {
@@ -65,11 +78,17 @@ static void bind_expert(const struct moe_call *call, struct wave *w, uint32_t i,
     *job = (struct glu_job){.gate = &w->gate[i],
                             .up = &w->up[i],
                             .down = &w->down[i],
+                            .act = call->part->act,
                             .in = in,
                             .index = s->token + first,
                             .n = s->first[w->lease[i].expert + 1] - first,
-                            .y = s->result + (size_t)first * call->hidden,
-                            .ldy = call->hidden};
+                            .y = s->result + (size_t)first * b->hidden,
+                            .ldy = b->hidden};
+    if (b->bias) {
+        job->gate_bias = (const float *)(const void *)(record + b->record.bias);
+        job->up_bias = job->gate_bias + bias_stride(b->inner);
+        job->down_bias = job->up_bias + bias_stride(b->inner);
+    }
     glu_slice(&s->glu, first, job);
 }
 
@@ -100,7 +119,9 @@ static void release(struct moe_call *call, struct wave *w)
     w->count = 0;
 }
 
-static hr_status compute_experts(struct moe_call *call, struct linear_input *in, hr_error *err)
+/* Routed experts read `routed`, the shared one reads `in`. */
+static hr_status compute_experts(struct moe_call *call, struct linear_input *routed,
+                                 struct linear_input *in, hr_error *err)
 {
     struct glu_job jobs[WAVE + 1];
     struct wave w = {.count = 0};
@@ -114,11 +135,12 @@ static hr_status compute_experts(struct moe_call *call, struct linear_input *in,
             return st;
         }
         uint32_t count = 0;
-        for (uint32_t i = 0; i < w.count; i++) bind_expert(call, &w, i, in, &jobs[count++]);
+        for (uint32_t i = 0; i < w.count; i++) bind_expert(call, &w, i, routed, &jobs[count++]);
         if (shared_pending) {
             jobs[count] = (struct glu_job){.gate = &call->weights->gate,
                                            .up = &call->weights->up,
                                            .down = &call->weights->down,
+                                           .act = p->act,
                                            .in = in,
                                            .n = in->n,
                                            .y = s->shared,
@@ -138,26 +160,55 @@ struct combine_ctx {
     size_t ldy;
 };
 
+/* out[width] = sum over ranks of weight * result, in rank order. */
+static void add_ranks(const struct moe_call *call, uint32_t t, uint32_t width, float *out)
+{
+    const struct moe_scratch *s = call->scratch;
+    const uint32_t top_k = call->part->top_k;
+    memset(out, 0, width * sizeof(float));
+    for (uint32_t r = 0; r < top_k; r++) {
+        const size_t i = (size_t)t * top_k + r;
+        call->nn->k->axpy(out, s->weights[i], s->result + (size_t)s->pair[i] * width, width);
+    }
+}
+
+static void latent_task(void *ctx, uint32_t t, uint32_t worker)
+{
+    const struct combine_ctx *c = ctx;
+    const struct moe_part *p = c->call->part;
+    float *mixed = c->call->scratch->mixed + (size_t)t * p->latent;
+    (void)worker;
+    add_ranks(c->call, t, p->latent, mixed);
+    if (p->latent_norm)
+        c->call->nn->k->rms_norm(mixed, c->call->weights->latent_norm, p->latent, p->norm_eps,
+                                 mixed);
+}
+
 static void combine_task(void *ctx, uint32_t t, uint32_t worker)
 {
     const struct combine_ctx *c = ctx;
     const struct moe_call *call = c->call;
-    const struct kernels *k = call->nn->k;
     const struct moe_scratch *s = call->scratch;
-    const uint32_t hidden = call->hidden, top_k = call->part->top_k;
     float *y = c->y + (size_t)t * c->ldy;
     (void)worker;
-    memset(y, 0, hidden * sizeof(float));
-    for (uint32_t r = 0; r < top_k; r++) {
-        const size_t i = (size_t)t * top_k + r;
-        k->axpy(y, s->weights[i], s->result + (size_t)s->pair[i] * hidden, hidden);
-    }
+    if (!call->part->latent) add_ranks(call, t, call->hidden, y);
     if (call->part->shared_inner == 0) return;
-    const float *shared = s->shared + (size_t)t * hidden;
+    const float *shared = s->shared + (size_t)t * call->hidden;
     if (call->part->shared_gate)
-        k->axpy(y, s->shared_gate[t], shared, hidden);
+        call->nn->k->axpy(y, s->shared_gate[t], shared, call->hidden);
     else
-        k->add(y, shared, hidden);
+        call->nn->k->add(y, shared, call->hidden);
+}
+
+/* Brings the routed experts' sum from the latent back to the full width. */
+static void leave_latent(struct moe_call *call, struct combine_ctx *c, uint32_t n)
+{
+    const uint32_t latent = call->part->latent;
+    struct moe_scratch *s = call->scratch;
+    pool_run(call->nn->pool, n, latent_task, c);
+    linear_input_set(&s->mixed_in, s->mixed, latent, n, latent);
+    const struct linear_job up = {&call->weights->latent_up, c->y, c->ldy};
+    linear_run(call->nn, &s->mixed_in, &up, 1);
 }
 
 hr_status moe_forward(struct moe_call *call, struct linear_input *in, float *y, size_t ldy,
@@ -165,7 +216,8 @@ hr_status moe_forward(struct moe_call *call, struct linear_input *in, float *y, 
 {
     const struct moe_part *p = call->part;
     struct moe_scratch *s = call->scratch;
-    router_forward(call->nn, p, &call->weights->router, in, s->scores, s->ids, s->weights);
+    struct linear_input *routed = in;
+    router_forward(call->nn, p, call->weights, in, &s->router, s->ids, s->weights);
     const uint32_t wanted = group_pairs(p, s, in->n);
     cache_begin(call->cache, call->lane, call->bank_index, s->wanted, wanted);
     if (p->shared_gate) {
@@ -173,12 +225,19 @@ hr_status moe_forward(struct moe_call *call, struct linear_input *in, float *y, 
         linear_run(call->nn, in, &gate, 1);
         call->nn->k->sigmoid(s->shared_gate, s->shared_gate, in->n);
     }
-    const hr_status st = compute_experts(call, in, err);
+    if (p->latent) {
+        const struct linear_job down = {&call->weights->latent_down, s->latent, p->latent};
+        linear_run(call->nn, in, &down, 1);
+        routed = &s->latent_in;
+        linear_input_set(routed, s->latent, p->latent, in->n, p->latent);
+    }
+    const hr_status st = compute_experts(call, routed, in, err);
     if (st != HR_OK) {
         cache_abort(call->cache, call->lane);
         return st;
     }
     struct combine_ctx c = {call, y, ldy};
+    if (p->latent) leave_latent(call, &c, in->n);
     pool_run(call->nn->pool, in->n, combine_task, &c);
     return HR_OK;
 }

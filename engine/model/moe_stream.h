@@ -9,14 +9,17 @@
 #include "store/expert_cache.h"
 
 struct moe_scratch {
-    float *scores;      /* [n][experts] */
+    struct router_scratch router;
     int32_t *ids;       /* [n][top_k] in rank order */
     float *weights;     /* [n][top_k] */
     uint32_t *pair;     /* [n][top_k]: where the result of (token, rank) lies */
     uint32_t *token;    /* [n * top_k]: token of a pair; pairs are grouped by expert */
     uint32_t *first;    /* [experts + 1]: first pair of each expert */
     uint32_t *wanted;   /* [experts]: the distinct experts, ascending */
-    float *result;      /* [n * top_k][hidden] */
+    float *result;      /* [n * top_k][width], width = latent or hidden */
+    float *latent;      /* [n][latent]: input of the routed experts */
+    float *mixed;       /* [n][latent]: their weighted sum */
+    struct linear_input latent_in, mixed_in;
     float *shared;      /* [n][hidden] */
     float *shared_gate; /* [n] */
     struct glu_scratch glu;

@@ -7,6 +7,7 @@
 #include "model/scratch.h"
 #include "model/state.h"
 #include "model/weights.h"
+#include "store/row_table.h"
 #include "text/tokenizer.h"
 
 /* Room for what calls allocate and free again (encoding a prompt, sampling) and for the fixed
@@ -16,15 +17,17 @@ enum { CALL_SLACK = 4 << 20, SAMPLING_PER_ID = 32, MAX_CHUNK = 4096, AUTO_CHUNK 
 uint64_t plan_session_state(const struct architecture *a, uint32_t ctx)
 {
     struct carve c = {NULL, 0};
-    state_carve(&c, a, ctx, NULL);
+    struct state s = {0};
+    state_carve(&c, a, ctx, &s);
     return mem_cost(c.used);
 }
 
-uint64_t plan_session_scratch(const struct architecture *a, uint32_t chunk, uint32_t workers)
+uint64_t plan_session_scratch(const struct architecture *a, uint32_t ctx, uint32_t chunk,
+                              uint32_t workers)
 {
     struct carve c = {NULL, 0};
     struct forward_scratch s;
-    forward_carve(&c, a, chunk, workers, &s);
+    forward_carve(&c, a, ctx, chunk, workers, &s);
     return mem_cost(c.used) + mem_cost((size_t)a->vocab_size * sizeof(float)) +
            mem_cost((size_t)a->vocab_size * SAMPLING_PER_ID) +
            mem_cost(a->layers * sizeof(struct layer_state));
@@ -41,6 +44,8 @@ static uint64_t overhead_bytes(const struct container *c, const struct architect
 {
     uint64_t n = c->mem_bytes + pool_cost(threads) + CALL_SLACK;
     n += mem_cost(a->layers * sizeof(struct layer_weights));
+    n += mem_cost(architecture_stacks(a) * sizeof(struct matrix));
+    if (a->ngram.order) n += row_table_cost();
     if (c->has_tokenizer)
         n += mem_cost(c->tokenizer_bytes) + tokenizer_cost(c->tokenizer_bytes);
     return n;
@@ -102,12 +107,12 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
 
     /* A larger chunk reads each expert for more tokens; it may take an eighth of what is free. */
     p->chunk = params->chunk ? params->chunk : most;
-    p->floor = fixed + p->sessions * plan_session_scratch(a, least, p->threads);
+    p->floor = fixed + p->sessions * plan_session_scratch(a, p->ctx, least, p->threads);
     const uint64_t spare = p->ram > fixed ? p->ram - fixed : 0;
     while (p->chunk > least &&
-           p->sessions * plan_session_scratch(a, p->chunk, p->threads) > spare / 8)
+           p->sessions * plan_session_scratch(a, p->ctx, p->chunk, p->threads) > spare / 8)
         p->chunk = p->chunk / 2 > least ? p->chunk / 2 : least;
-    p->scratch = p->sessions * plan_session_scratch(a, p->chunk, p->threads);
+    p->scratch = p->sessions * plan_session_scratch(a, p->ctx, p->chunk, p->threads);
 
     const uint64_t used = fixed + p->scratch;
     if (p->ram >= used) p->slots = slots_within(c, *o, p->ram - used + p->io, p->total_experts);
@@ -118,7 +123,7 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
     struct cache_options whole = *o;
     whole.slots = p->total_experts;
     p->recommended = fixed - p->io + expert_cache_cost(c, &whole) +
-                     p->sessions * plan_session_scratch(a, params->chunk ? params->chunk : most,
+                     p->sessions * plan_session_scratch(a, p->ctx, params->chunk ? params->chunk : most,
                                                         p->threads);
     const uint64_t safe = memory_default_budget(memory);
     if (p->recommended > safe) p->recommended = safe > p->floor ? safe : p->floor;

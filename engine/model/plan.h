@@ -24,6 +24,7 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
 
 /* Bytes of one session: its state, and its scratch with everything else it allocates. */
 uint64_t plan_session_state(const struct architecture *a, uint32_t ctx);
-uint64_t plan_session_scratch(const struct architecture *a, uint32_t chunk, uint32_t workers);
+uint64_t plan_session_scratch(const struct architecture *a, uint32_t ctx, uint32_t chunk,
+                              uint32_t workers);
 
 #endif

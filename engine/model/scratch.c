@@ -1,12 +1,13 @@
 #include "model/scratch.h"
 
-void scratch_carve_mixer(struct carve *c, const struct mixer_part *m, uint32_t n, uint32_t workers,
-                         struct attention_scratch *attention, struct delta_scratch *delta)
+void scratch_carve_mixer(struct carve *c, const struct mixer_part *m, uint32_t ctx, uint32_t n,
+                         uint32_t workers, struct mixer_scratch *s)
 {
-    if (m->kind == MIXER_ATTENTION)
-        attention_carve(c, &m->attention, n, workers, attention);
-    else
-        delta_carve(c, &m->delta, n, workers, delta);
+    switch (m->kind) {
+    case MIXER_ATTENTION: attention_carve(c, &m->attention, ctx, n, workers, &s->attention); break;
+    case MIXER_MLA: mla_carve(c, &m->mla, n, workers, &s->mla); break;
+    case MIXER_DELTA: delta_carve(c, &m->delta, n, workers, &s->delta); break;
+    }
 }
 
 void scratch_carve_ffn(struct carve *c, const struct ffn_part *f, uint32_t hidden, uint32_t n,
@@ -18,14 +19,13 @@ void scratch_carve_ffn(struct carve *c, const struct ffn_part *f, uint32_t hidde
         glu_carve(c, n, f->dense.inner, dense);
 }
 
-static size_t largest_part(const struct architecture *a, uint32_t n, uint32_t workers)
+static size_t largest_part(const struct architecture *a, uint32_t ctx, uint32_t n, uint32_t workers)
 {
     size_t most = 0;
     for (uint32_t i = 0; i < a->mixer_count; i++) {
         struct carve c = {NULL, 0};
-        struct attention_scratch attention;
-        struct delta_scratch delta;
-        scratch_carve_mixer(&c, &a->mixers[i], n, workers, &attention, &delta);
+        struct mixer_scratch s;
+        scratch_carve_mixer(&c, &a->mixers[i], ctx, n, workers, &s);
         if (c.used > most) most = c.used;
     }
     for (uint32_t i = 0; i < a->ffn_count; i++) {
@@ -35,18 +35,24 @@ static size_t largest_part(const struct architecture *a, uint32_t n, uint32_t wo
         scratch_carve_ffn(&c, &a->ffns[i], a->hidden, n, &moe, &dense);
         if (c.used > most) most = c.used;
     }
+    if (a->ngram.order) {
+        struct carve c = {NULL, 0};
+        struct ngram_scratch s;
+        ngram_carve(&c, a, n, &s);
+        if (c.used > most) most = c.used;
+    }
     return most;
 }
 
-void forward_carve(struct carve *c, const struct architecture *a, uint32_t n, uint32_t workers,
-                   struct forward_scratch *s)
+void forward_carve(struct carve *c, const struct architecture *a, uint32_t ctx, uint32_t n,
+                   uint32_t workers, struct forward_scratch *s)
 {
     const size_t rows = (size_t)n * a->hidden * sizeof(float);
-    s->h = carve_take(c, rows);
+    residual_carve(c, &a->residual, a->hidden, a->layers, n, &s->residual);
     s->x = carve_take(c, rows);
     s->y = carve_take(c, rows);
     linear_input_carve(c, n, a->hidden, &s->in);
     head_carve(c, n, a->hidden, &s->head);
-    s->part_bytes = largest_part(a, n, workers);
+    s->part_bytes = largest_part(a, ctx, n, workers);
     s->part = carve_take(c, s->part_bytes);
 }

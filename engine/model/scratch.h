@@ -5,26 +5,34 @@
 #include "base/carve.h"
 #include "model/architecture.h"
 #include "model/moe_stream.h"
+#include "model/ngram.h"
 #include "nn/attention.h"
 #include "nn/delta_rule.h"
+#include "nn/mla.h"
+#include "nn/residual.h"
 
 struct forward_scratch {
-    float *h;                /* [n][hidden] residual stream */
-    float *x;                /* [n][hidden] normed input of a part */
+    struct residual_scratch residual;
+    float *x;                /* [n][hidden] input of a part */
     float *y;                /* [n][hidden] output of a part */
     struct linear_input in;  /* x, quantised when needed */
     struct head_scratch head;
-    void *part;              /* the part at work: mixer or ffn, carved anew for each layer */
+    void *part;              /* the part at work: mixer, ffn or n-gram rows, carved anew each time */
     size_t part_bytes;
 };
 
 /* Lays out scratch for n tokens; the same lines measure (base NULL) for the plan. */
-void forward_carve(struct carve *c, const struct architecture *a, uint32_t n, uint32_t workers,
-                   struct forward_scratch *s);
+void forward_carve(struct carve *c, const struct architecture *a, uint32_t ctx, uint32_t n,
+                   uint32_t workers, struct forward_scratch *s);
 
-/* One part's piece, for whichever kind it is; the other result is left alone. */
-void scratch_carve_mixer(struct carve *c, const struct mixer_part *m, uint32_t n, uint32_t workers,
-                         struct attention_scratch *attention, struct delta_scratch *delta);
+/* One part's piece, for whichever kind it is; the others are left alone. */
+struct mixer_scratch {
+    struct attention_scratch attention;
+    struct mla_scratch mla;
+    struct delta_scratch delta;
+};
+void scratch_carve_mixer(struct carve *c, const struct mixer_part *m, uint32_t ctx, uint32_t n,
+                         uint32_t workers, struct mixer_scratch *s);
 void scratch_carve_ffn(struct carve *c, const struct ffn_part *f, uint32_t hidden, uint32_t n,
                        struct moe_scratch *moe, struct glu_scratch *dense);
 

@@ -31,21 +31,22 @@ static hr_status allocate(struct session *s, hr_error *err)
     struct model *m = s->model;
     struct carve state = {NULL, 0}, scratch = {NULL, 0};
     const uint32_t workers = pool_threads(m->pool);
-    state_carve(&state, &m->arch, m->plan.ctx, NULL);
-    forward_carve(&scratch, &m->arch, m->plan.chunk, workers, &s->scratch);
+    state_carve(&state, &m->arch, m->plan.ctx, &s->state);
+    forward_carve(&scratch, &m->arch, m->plan.ctx, m->plan.chunk, workers, &s->scratch);
     s->state_bytes = state.used;
     s->scratch_bytes = scratch.used;
     s->state_block = mem_alloc(&m->mem, s->state_bytes);
     s->scratch_block = mem_alloc(&m->mem, s->scratch_bytes);
-    s->state = mem_alloc(&m->mem, m->arch.layers * sizeof *s->state);
+    s->state.layers = mem_alloc(&m->mem, m->arch.layers * sizeof *s->state.layers);
     s->logits = mem_alloc(&m->mem, logits_bytes(m));
-    if (!s->state_block || !s->scratch_block || !s->state || !s->logits)
+    if (!s->state_block || !s->scratch_block || !s->state.layers || !s->logits)
         return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes for a session",
                     s->state_bytes + s->scratch_bytes);
     state = (struct carve){s->state_block, 0};
     scratch = (struct carve){s->scratch_block, 0};
-    state_carve(&state, &m->arch, m->plan.ctx, s->state);
-    forward_carve(&scratch, &m->arch, m->plan.chunk, workers, &s->scratch);
+    state_carve(&state, &m->arch, m->plan.ctx, &s->state);
+    forward_carve(&scratch, &m->arch, m->plan.ctx, m->plan.chunk, workers, &s->scratch);
+    state_clear(&m->arch, &s->state);
     return HR_OK;
 }
 
@@ -96,7 +97,7 @@ void session_free(struct session *s)
     drop_routes(s);
     mem_free(&m->mem, s->state_block, s->state_bytes);
     mem_free(&m->mem, s->scratch_block, s->scratch_bytes);
-    mem_free(&m->mem, s->state, m->arch.layers * sizeof *s->state);
+    mem_free(&m->mem, s->state.layers, m->arch.layers * sizeof *s->state.layers);
     mem_free(&m->mem, s->logits, logits_bytes(m));
     pthread_mutex_lock(&m->lock);
     m->lanes &= ~((uint64_t)1 << s->lane);
@@ -106,7 +107,7 @@ void session_free(struct session *s)
 
 void session_reset(struct session *s)
 {
-    state_clear(&s->model->arch, s->state);
+    state_clear(&s->model->arch, &s->state);
     s->position = 0;
     s->pending = -1;
     s->poisoned = false;
@@ -120,7 +121,8 @@ hr_status session_fork(const struct session *s, struct session **out, hr_error *
     struct session *copy = NULL;
     if (s->poisoned) return fail(err, HR_ERR_USAGE, "the session failed before; reset it first");
     TRY(session_create(m, &copy, err));
-    state_copy(&m->arch, copy->state, s->state, s->position);
+    state_copy(&m->arch, copy->state_block, (struct state *)(uintptr_t)&s->state, s->state_block,
+               s->position);
     copy->position = s->position;
     copy->pending = s->pending;
     copy->has_logits = s->has_logits;
@@ -156,7 +158,7 @@ static hr_status eval_chunks(struct session *s, const int32_t *ids, uint32_t n, 
 {
     struct model *m = s->model;
     const size_t vocab = m->arch.vocab_size;
-    struct forward_call call = {.model = m, .lane = s->lane, .state = s->state,
+    struct forward_call call = {.model = m, .lane = s->lane, .state = &s->state,
                                 .scratch = &s->scratch, .cancel = n > 1 ? &s->cancel : NULL};
     for (uint32_t at = 0; at < n;) {
         const uint32_t step = n - at < m->plan.chunk ? n - at : m->plan.chunk;

@@ -14,7 +14,7 @@ struct session {
     bool poisoned;      /* an eval failed half-way */
     bool has_logits;
     float *logits;      /* [vocab]: of the last evaluated token */
-    struct layer_state *state;
+    struct state state;
     void *state_block, *scratch_block;
     size_t state_bytes, scratch_bytes;
     struct forward_scratch scratch;

@@ -130,9 +130,7 @@ static hr_status each_piece(struct session *s, uint32_t position, bool logits, s
 {
     const struct architecture *a = &s->model->arch;
     if (logits) TRY(fn(user, s->logits, a->vocab_size, err));
-    for (uint32_t i = 0; i < a->layers; i++)
-        TRY(state_pieces(a, i, &s->state[i], position, fn, user, err));
-    return HR_OK;
+    return state_pieces(a, &s->state, position, fn, user, err);
 }
 
 static void container_digest(const struct session *s, uint8_t out[32])

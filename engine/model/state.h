@@ -8,23 +8,27 @@
 struct layer_state {
     union {
         struct attention_state attention;
+        struct mla_state mla;
         struct delta_state delta;
     };
 };
 
-/* Lays all layers' state for ctx tokens; `layers` (may be NULL when measuring) gets the pointers. */
-void state_carve(struct carve *c, const struct architecture *a, uint32_t ctx,
-                 struct layer_state *layers);
+struct state {
+    struct layer_state *layers;
+    struct ngram_state ngram;
+};
+
+/* Lays all state for ctx tokens; state->layers may be NULL when measuring. */
+void state_carve(struct carve *c, const struct architecture *a, uint32_t ctx, struct state *state);
 /* Position 0: recurrent states to zero (keys and values need none). */
-void state_clear(const struct architecture *a, struct layer_state *layers);
+void state_clear(const struct architecture *a, struct state *state);
 
-/* to = from, as far as `position` tokens matter; both laid out for the same ctx. */
-void state_copy(const struct architecture *a, struct layer_state *to,
-                const struct layer_state *from, uint32_t position);
-
-/* Calls fn for every piece of one layer's state that matters at `position`, in file order. */
+/* Calls fn for every piece of the state that matters at `position`, in file order. */
 typedef hr_status (*state_piece_fn)(void *user, float *data, size_t floats, hr_error *err);
-hr_status state_pieces(const struct architecture *a, uint32_t layer, struct layer_state *state,
-                       uint32_t position, state_piece_fn fn, void *user, hr_error *err);
+hr_status state_pieces(const struct architecture *a, struct state *state, uint32_t position,
+                       state_piece_fn fn, void *user, hr_error *err);
+/* Copies what matters at `position` into another block that was laid out by the same carve. */
+void state_copy(const struct architecture *a, void *to_block, struct state *from,
+                const void *from_block, uint32_t position);
 
 #endif

@@ -3,12 +3,14 @@
 #define MODEL_WEIGHTS_H
 
 #include "nn/parts.h"
+#include "nn/residual.h"
 
 struct layer_weights {
-    const float *mixer_norm, *ffn_norm;
+    struct residual_site mixer_site, ffn_site;
     uint32_t bank; /* index into container->banks (FFN_MOE) */
     union {
         struct attention_weights attention;
+        struct mla_weights mla;
         struct delta_weights delta;
     };
     union {

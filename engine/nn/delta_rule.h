@@ -1,5 +1,5 @@
-/* The gated delta rule (Gated DeltaNet, arXiv:2412.06464), recurrent in prefill too: one order of
- * operations whatever the chunk. */
+/* The gated delta rule (Gated DeltaNet, arXiv:2412.06464; Kimi Delta Attention, arXiv:2510.26692),
+ * recurrent in prefill too: one order of operations whatever the chunk. */
 #ifndef NN_DELTA_RULE_H
 #define NN_DELTA_RULE_H
 
@@ -10,10 +10,11 @@ struct delta_scratch {
     float *u;       /* [n][channels] raw projections */
     float *c;       /* [n][channels] after convolution, q and k normed */
     float *z, *o;   /* [n][value_heads * value_dim] */
-    float *a, *b;   /* [n][value_heads]: decay and beta */
+    float *a, *b;   /* [n][delta_decays], [n][value_heads]: decay and beta */
+    float *low;     /* [n][decay_rank + gate_rank] */
     float *work;    /* per worker: value_dim */
-    float *rate;    /* [value_heads]: -exp(a_log) */
-    struct linear_input out_in;
+    float *rate;    /* [value_heads]: exp(a_log) */
+    struct linear_input a_in, z_in, out_in;
 };
 
 void delta_carve(struct carve *c, const struct delta_part *p, uint32_t n, uint32_t workers,

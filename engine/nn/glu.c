@@ -56,15 +56,29 @@ static void gate_up_task(void *ctx, uint32_t task, uint32_t worker)
         linear_unit(c->nn, job->up, unit - units, job->in, job->index, job->n, job->u, inner);
 }
 
+static void activate(const struct kernels *k, const struct activation *a, float *g, const float *u,
+                     size_t n)
+{
+    switch (a->kind) {
+    case ACT_SILU_GLU: k->silu_mul(g, g, u, n); break;
+    case ACT_SITU_GLU: k->situ_mul(g, g, u, n, a->a, a->b); break;
+    case ACT_CLAMPED_GLU: k->clamped_mul(g, g, u, n, a->a, a->b); break;
+    }
+}
+
 static void activate_task(void *ctx, uint32_t task, uint32_t worker)
 {
     const struct glu_ctx *c = ctx;
     const uint32_t j = job_of(c, task), i = task - c->first[j];
     struct glu_job *job = &c->jobs[j];
     const uint32_t inner = job->gate->rows;
-    float *h = job->h + (size_t)i * inner;
+    float *h = job->h + (size_t)i * inner, *u = job->u + (size_t)i * inner;
     (void)worker;
-    c->nn->k->silu_mul(h, h, job->u + (size_t)i * inner, inner);
+    if (job->gate_bias) {
+        c->nn->k->add(h, job->gate_bias, inner);
+        c->nn->k->add(u, job->up_bias, inner);
+    }
+    activate(c->nn->k, &job->act, h, u, inner);
     if (job->down->codec == CODEC_INT8) c->nn->k->quantize(h, &job->mid.q, i);
 }
 
@@ -73,8 +87,14 @@ static void down_task(void *ctx, uint32_t task, uint32_t worker)
     const struct glu_ctx *c = ctx;
     const uint32_t j = job_of(c, task);
     const struct glu_job *job = &c->jobs[j];
+    const uint32_t unit = task - c->first[j];
     (void)worker;
-    linear_unit(c->nn, job->down, task - c->first[j], &job->mid, NULL, job->n, job->y, job->ldy);
+    linear_unit(c->nn, job->down, unit, &job->mid, NULL, job->n, job->y, job->ldy);
+    if (!job->down_bias) return;
+    uint32_t r0, r1;
+    linear_unit_rows(job->down, unit, &r0, &r1);
+    for (uint32_t i = 0; i < job->n; i++)
+        c->nn->k->add(job->y + (size_t)i * job->ldy + r0, job->down_bias + r0, r1 - r0);
 }
 
 void glu_run(const struct nn *nn, struct glu_job *jobs, uint32_t count)

@@ -1,12 +1,15 @@
-/* Gated linear units, down(silu(gate x) * up x), several at once: routed experts, shared experts
+/* Gated linear units, down(act(gate x, up x)), several at once: routed experts, shared experts
  * and dense layers are all jobs of this one routine. */
 #ifndef NN_GLU_H
 #define NN_GLU_H
 
 #include "nn/linear.h"
+#include "nn/parts.h"
 
 struct glu_job {
     const struct matrix *gate, *up, *down;
+    const float *gate_bias, *up_bias, *down_bias; /* all or none */
+    struct activation act;
     struct linear_input *in; /* jobs may share it */
     const uint32_t *index;   /* rows of `in` this job reads; NULL = 0..n-1 */
     uint32_t n;

@@ -61,6 +61,13 @@ uint32_t linear_units(const struct matrix *w)
     return (w->rows + FLOAT_ROWS - 1) / FLOAT_ROWS;
 }
 
+void linear_unit_rows(const struct matrix *w, uint32_t unit, uint32_t *first, uint32_t *end)
+{
+    const uint32_t rows = w->codec == CODEC_INT8 ? INT8_PANEL_ROWS : FLOAT_ROWS;
+    *first = unit * rows;
+    *end = w->rows - *first < rows ? w->rows : *first + rows;
+}
+
 void linear_unit(const struct nn *nn, const struct matrix *w, uint32_t unit,
                  const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
                  size_t ldy)
@@ -69,8 +76,8 @@ void linear_unit(const struct nn *nn, const struct matrix *w, uint32_t unit,
         nn->k->int8_panels(w->data, w->scale, w->rows, unit, unit + 1, &in->q, index, n, y, ldy);
         return;
     }
-    const size_t r0 = (size_t)unit * FLOAT_ROWS;
-    const size_t r1 = r0 + FLOAT_ROWS < w->rows ? r0 + FLOAT_ROWS : w->rows;
+    uint32_t r0, r1;
+    linear_unit_rows(w, unit, &r0, &r1);
     if (w->codec == CODEC_BF16)
         nn->k->bf16_rows(w->data, w->cols, r0, r1, in->x, in->ldx, index, n, y, ldy);
     else

@@ -40,6 +40,7 @@ void linear_run(const struct nn *nn, struct linear_input *in, const struct linea
 /* Rows of work of a matrix, and the piece of work itself: rows of `unit`, tokens index[0..n) (or
  * 0..n-1 when NULL). The input must be prepared. For callers that schedule their own tasks. */
 uint32_t linear_units(const struct matrix *w);
+void linear_unit_rows(const struct matrix *w, uint32_t unit, uint32_t *first, uint32_t *end);
 void linear_unit(const struct nn *nn, const struct matrix *w, uint32_t unit,
                  const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
                  size_t ldy);

@@ -1,14 +1,15 @@
 #include "nn/rope.h"
 
-#include <math.h>
-
 #include "kernels/kernels.h"
 
-void rope_table(const double *frequency, uint32_t half, uint32_t position, float *cosine,
-                float *sine)
+void rope_table(const double *frequency, uint32_t half, float scale, uint32_t position,
+                float *cosine, float *sine)
 {
-    for (uint32_t i = 0; i < half; i++)
+    for (uint32_t i = 0; i < half; i++) {
         sincos_exact((double)position * frequency[i], &sine[i], &cosine[i]);
+        sine[i] *= scale;
+        cosine[i] *= scale;
+    }
 }
 
 void rope_apply(float *x, uint32_t half, const float *cosine, const float *sine)

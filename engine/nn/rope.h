@@ -4,9 +4,9 @@
 
 #include <stdint.h>
 
-/* cos, sin: [rotary_dim / 2] for one position. */
-void rope_table(const double *frequency, uint32_t half, uint32_t position, float *cosine,
-                float *sine);
+/* cos, sin: [half] for one position, times scale. */
+void rope_table(const double *frequency, uint32_t half, float scale, uint32_t position,
+                float *cosine, float *sine);
 /* Rotates the first 2 * half values of x in place. */
 void rope_apply(float *x, uint32_t half, const float *cosine, const float *sine);
 

@@ -137,7 +137,8 @@ void matrix_encode(enum codec c, const float *w, uint32_t rows, uint32_t cols, v
     }
 }
 
-bool record_layout(enum codec c, uint32_t hidden, uint32_t inner, struct record_layout *out)
+bool record_layout(enum codec c, uint32_t hidden, uint32_t inner, bool biased,
+                   struct record_layout *out)
 {
     enum { HEADER = 64, BLOB_ALIGN = 64, RECORD_ALIGN = 4096 };
     size_t wide, narrow;
@@ -145,13 +146,19 @@ bool record_layout(enum codec c, uint32_t hidden, uint32_t inner, struct record_
         !codec_matrix_bytes(c, hidden, inner, &narrow))
         return false;
     /* Each blob is below SIZE_MAX, so one bound on the sum covers every rounding. */
-    size_t total = HEADER + 3 * BLOB_ALIGN + RECORD_ALIGN;
+    const size_t biases = biased ? 2 * (size_t)round_up((uint64_t)inner * 4, BLOB_ALIGN) +
+                                       (size_t)round_up((uint64_t)hidden * 4, BLOB_ALIGN)
+                                 : 0;
+    size_t total = HEADER + 4 * BLOB_ALIGN + RECORD_ALIGN;
+    if (__builtin_add_overflow(total, biases, &total)) return false;
     if (__builtin_add_overflow(total, wide, &total) || __builtin_add_overflow(total, wide, &total) ||
         __builtin_add_overflow(total, narrow, &total))
         return false;
     out->gate = HEADER;
     out->up = (size_t)round_up(out->gate + wide, BLOB_ALIGN);
     out->down = (size_t)round_up(out->up + wide, BLOB_ALIGN);
-    out->bytes = (size_t)round_up(out->down + narrow, RECORD_ALIGN);
+    const size_t end = (size_t)round_up(out->down + narrow, BLOB_ALIGN);
+    out->bias = biased ? end : 0;
+    out->bytes = (size_t)round_up(biased ? end + biases : out->down + narrow, RECORD_ALIGN);
     return true;
 }

@@ -33,11 +33,14 @@ void matrix_row(const struct matrix *m, uint32_t r, float *out);
 void matrix_encode(enum codec c, const float *w, uint32_t rows, uint32_t cols, void *blob);
 
 /* One expert's record: 64-byte header, then gate [inner, hidden], up [inner, hidden],
- * down [hidden, inner], each at a multiple of 64; the whole padded with zeros to 4096. */
+ * down [hidden, inner], and with `biased` float32 biases of gate [inner], up [inner], down [hidden],
+ * each at a multiple of 64; the whole padded with zeros to 4096. */
 struct record_layout {
     size_t gate, up, down; /* offsets of the matrix blobs */
+    size_t bias;           /* offset of the biases; 0 without */
     size_t bytes;          /* record length = stride */
 };
-bool record_layout(enum codec c, uint32_t hidden, uint32_t inner, struct record_layout *out);
+bool record_layout(enum codec c, uint32_t hidden, uint32_t inner, bool biased,
+                   struct record_layout *out);
 
 #endif

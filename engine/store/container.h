@@ -13,6 +13,7 @@
 struct tensor_entry { /* one resident tensor of trunk.bin */
     const char *name;
     enum codec codec;
+    uint32_t count;      /* matrices in a stack, normally 1 */
     uint32_t rows, cols; /* a vector is [1, n] */
     uint64_t offset, bytes;
 };
@@ -22,6 +23,7 @@ struct bank_entry { /* one MoE layer's routed experts */
     const char *file;
     enum codec codec;
     uint32_t experts, hidden, inner;
+    bool bias;                   /* records hold biases */
     struct record_layout record; /* derived, never believed */
     const uint32_t *crc;         /* [experts] expected CRC32C of every record */
 };

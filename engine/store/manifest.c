@@ -89,7 +89,7 @@ static hr_status read_tensor(const struct json *v, size_t i, uint64_t trunk_byte
     static const char *const keys[] = {"name", "codec", "shape", "offset", "bytes", NULL};
     char where[64 + NAME_MAX_BYTES + 1];
     const struct json *shape;
-    int64_t dims[2] = {1, 1}, offset, bytes;
+    int64_t dims[3] = {1, 1, 1}, offset, bytes;
     size_t derived;
 
     snprintf(where, sizeof where, MANIFEST_NAME ": trunk.tensors[%zu]", i);
@@ -105,17 +105,18 @@ static hr_status read_tensor(const struct json *v, size_t i, uint64_t trunk_byte
     TRY(need_codec(v, where, &t->codec, err));
     TRY(json_need(v, "shape", JSON_ARRAY, where, &shape, err));
     const size_t rank = json_len(shape);
-    if (rank != 1 && rank != 2)
-        return fail(err, HR_ERR_FORMAT, "%s: \"shape\" has %zu numbers, it must be [n] or "
-                    "[rows, cols]", where, rank);
+    if (rank < 1 || rank > 3)
+        return fail(err, HR_ERR_FORMAT, "%s: \"shape\" has %zu numbers, it must be [n], "
+                    "[rows, cols] or [count, rows, cols]", where, rank);
     for (size_t d = 0; d < rank; d++) {
-        int64_t *dim = &dims[d + 2 - rank];
+        int64_t *dim = &dims[d + 3 - rank];
         if (!json_int(json_at(shape, d), dim) || *dim < 1 || *dim > DIMENSION_MAX)
             return fail(err, HR_ERR_FORMAT, "%s: shape[%zu] is not a number from 1 to %d", where, d,
                         DIMENSION_MAX);
     }
-    t->rows = (uint32_t)dims[0];
-    t->cols = (uint32_t)dims[1];
+    t->count = (uint32_t)dims[0];
+    t->rows = (uint32_t)dims[1];
+    t->cols = (uint32_t)dims[2];
     TRY(json_need_int(v, "offset", 0, (int64_t)file_max, where, &offset, err));
     TRY(json_need_int(v, "bytes", 1, (int64_t)file_max, where, &bytes, err));
     t->offset = (uint64_t)offset;
@@ -123,9 +124,12 @@ static hr_status read_tensor(const struct json *v, size_t i, uint64_t trunk_byte
     if (t->offset % IO_ALIGN != 0)
         return fail(err, HR_ERR_FORMAT, "%s: offset %llu is not a multiple of %d", where,
                     (unsigned long long)t->offset, IO_ALIGN);
-    if (!codec_matrix_bytes(t->codec, t->rows, t->cols, &derived) || derived != t->bytes)
-        return fail(err, HR_ERR_FORMAT, "%s: \"bytes\" is %llu, not what %s [%u, %u] takes", where,
-                    (unsigned long long)t->bytes, codec_name(t->codec), t->rows, t->cols);
+    /* In a stack every matrix but the last is padded, so that the next begins aligned. */
+    if (!codec_matrix_bytes(t->codec, t->rows, t->cols, &derived) ||
+        (t->count > 1 && (derived > SIZE_MAX - 63 || !size_mul(round_up(derived, 64), t->count, &derived))) ||
+        derived != t->bytes)
+        return fail(err, HR_ERR_FORMAT, "%s: \"bytes\" is %llu, not what %u x %s [%u, %u] takes", where,
+                    (unsigned long long)t->bytes, t->count, codec_name(t->codec), t->rows, t->cols);
     if (t->offset < *end)
         return fail(err, HR_ERR_FORMAT, "%s: offset %llu lies before the end of the tensor listed "
                     "before it (%llu)", where, (unsigned long long)t->offset,
@@ -166,7 +170,7 @@ static hr_status read_bank(const struct json *v, size_t i, struct bank_entry *k,
                            hr_error *err)
 {
     static const char *const keys[] = {"layer",  "file",         "codec",  "experts", "hidden",
-                                       "inner",  "record_bytes", "crc32c", NULL};
+                                       "inner",  "record_bytes", "crc32c", "bias", NULL};
     char where[64], file[32];
     int64_t record_bytes;
 
@@ -185,7 +189,8 @@ static hr_status read_bank(const struct json *v, size_t i, struct bank_entry *k,
         return fail(err, HR_ERR_FORMAT, "%s: \"file\" is \"%.60s\", layer %u lies in \"%s\"", where,
                     k->file, k->layer, file);
     TRY(json_need_int(v, "record_bytes", 1, (int64_t)file_max, where, &record_bytes, err));
-    if (!record_layout(k->codec, k->hidden, k->inner, &k->record) || k->record.bytes == 0)
+    if (json_get(v, "bias")) TRY(json_need_bool(v, "bias", where, &k->bias, err));
+    if (!record_layout(k->codec, k->hidden, k->inner, k->bias, &k->record) || k->record.bytes == 0)
         return fail(err, HR_ERR_FORMAT, "%s: hidden %u and inner %u make no valid record", where,
                     k->hidden, k->inner);
     if ((uint64_t)record_bytes != k->record.bytes)
@@ -260,10 +265,12 @@ static hr_status read_parameters(struct container *c, const struct json *root, h
     double most = 0; /* exact enough for a bound, and cannot overflow */
 
     for (uint32_t i = 0; i < c->tensor_count; i++)
-        most += (double)c->tensors[i].rows * (double)c->tensors[i].cols;
-    for (uint32_t i = 0; i < c->bank_count; i++)
-        most += 3.0 * (double)c->banks[i].experts * (double)c->banks[i].hidden *
-                (double)c->banks[i].inner;
+        most += (double)c->tensors[i].count * (double)c->tensors[i].rows * (double)c->tensors[i].cols;
+    for (uint32_t i = 0; i < c->bank_count; i++) {
+        const struct bank_entry *b = &c->banks[i];
+        const double biases = b->bias ? 2.0 * b->inner + b->hidden : 0.0;
+        most += (double)b->experts * (3.0 * (double)b->hidden * (double)b->inner + biases);
+    }
     TRY(json_need_int(root, "parameters", 0, INT64_MAX, MANIFEST_NAME, &parameters, err));
     if ((double)parameters > most * (1 + 1e-9))
         return fail(err, HR_ERR_FORMAT,

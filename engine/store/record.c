@@ -30,7 +30,7 @@ hr_status record_check_identity(const struct bank_entry *bank, uint32_t expert,
         {"offset of gate", 32, 8, bank->record.gate},
         {"offset of up", 40, 8, bank->record.up},
         {"offset of down", 48, 8, bank->record.down},
-        {"reserved field", 56, 4, 0},
+        {"offset of biases", 56, 4, bank->record.bias},
         {"checksum", 60, 4, bank->crc[expert]},
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {

@@ -20,7 +20,8 @@ void tokenizer_free(struct tokenizer *t);
 /* Upper bound of what tokenizer_open allocates beside the file itself. */
 uint64_t tokenizer_cost(size_t file_bytes);
 
-/* The contract of hr_tokenize. */
+/* The contract of hr_tokenize. What it needs beside the stack (some tens of kilobytes, more for
+ * long pieces and for texts to repair or normalise) comes from the budget and goes back to it. */
 hr_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool special,
                            int32_t *ids, size_t capacity, size_t *count, hr_error *err);
 /* Raw bytes of one id (an added token: its spelling); length 0 for ids without an entry. */

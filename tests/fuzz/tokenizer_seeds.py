@@ -12,11 +12,14 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from headrace_tools.convert.tokenizer import byte_alphabet, compile_tokenizer  # noqa: E402
 
-TEXTS = ("", " a  b\r\n'S 12 <s> ab <sx>", "e\u0301\uac00\u11a8 \u1100\u1161 x", "\t\t  \n\n", "aaaaaaaa")
+TEXTS = (
+    "", " a  b\r\n'S 12 <s> ab <sx>", "e\u0301\uac00\u11a8 \u1100\u1161 x", "\t\t  \n\n",
+    "aaaaaaaa",
+)
 
 
 def small(pattern: str, nfc: bool, ignore_merges: bool) -> dict:
-    """A tokenizer.json of 256 bytes, a few merges and two added tokens."""
+    """A tokenizer.json of 256 bytes, a few merges and three added tokens."""
     alphabet = {byte: c for c, byte in byte_alphabet().items()}
     vocab = {alphabet[byte]: byte for byte in range(256)}
     for token in ("aa", "ab", "aaaa", alphabet[32] + "a", alphabet[32] * 2):

@@ -124,10 +124,10 @@ def test_lru_keeps_the_most_recent(container, slots, requests) -> None:
 
 def test_hits_of_a_batch_are_safe_from_its_misses(container) -> None:
     with Cache(container, 4, policy=LRU) as cache:
-        cache.run(0, [0, 1, 2, 3])
+        cache.run(0, [6, 7, 8, 9])
         before = cache.stats()
-        # 9, 8 and 7 come first and 0 is the oldest, but it is in this batch
-        cache.run(0, [7, 8, 9, 0])
+        # 6 is the oldest and the last on disk, but it is in this batch
+        cache.run(0, [1, 2, 3, 6])
         assert cache.stats()["hits"] - before["hits"] == 1
         assert cache.stats()["reads"] - before["reads"] == 3
 
@@ -211,6 +211,25 @@ def test_a_lane_advances_while_another_holds_everything(container, store) -> Non
         for x in held:
             cache.release(x, 0)
         assert cache.stats()["leases"] == 0
+
+
+def test_a_lane_never_holds_more_than_its_share(container) -> None:
+    """Joining another lane's transient buffer counts against one's own."""
+    with Cache(container, 0, lanes=2, transient=1) as cache:
+        for lane in range(2):
+            cache.begin(0, [lane], lane)
+        first, second = cache.next(0), cache.next(1)
+        cache.begin(0, [1], 0)
+        with pytest.raises(StoreError) as caught:
+            cache.next(0)
+        assert caught.value.code == USAGE
+        cache.release(second, 1)
+        assert [x.expert for x in cache.run(0, [2], 1)] == [2]
+        cache.release(first, 0)
+        last = cache.next(0)
+        assert last.expert == 1
+        cache.release(last, 0)
+        assert cache.next(0) is None and cache.stats()["leases"] == 0
 
 
 @pytest.mark.parametrize("slots", [0, 2])

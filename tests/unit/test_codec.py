@@ -129,27 +129,33 @@ def test_bf16_special_values(lib):
     assert data.same_bits(np.delete(got, 2), np.array(want, np.float32))
 
 
-def layout(lib, codec: str, hidden: int, inner: int):
+def layout(lib, codec: str, hidden: int, inner: int, biased: bool = False):
     ffi, c = lib
     out = ffi.new("struct record_layout *")
-    ok = c.record_layout(c.codec_from_name(codec.encode()), hidden, inner, out)
-    return (out.gate, out.up, out.down, out.bytes) if ok else None
+    ok = c.record_layout(c.codec_from_name(codec.encode()), hidden, inner, biased, out)
+    return (out.gate, out.up, out.down, out.bias, out.bytes) if ok else None
 
 
 @given(hidden=st.integers(1, 5000), inner=st.integers(1, 5000),
-       codec=st.sampled_from(["f32", "bf16", "int8"]))
-def test_record_layout(lib, hidden, inner, codec):
-    gate, up, down, total = layout(lib, codec, hidden, inner)
+       codec=st.sampled_from(["f32", "bf16", "int8"]), biased=st.booleans())
+def test_record_layout(lib, hidden, inner, codec, biased):
+    gate, up, down, bias, total = layout(lib, codec, hidden, inner, biased)
     wide, narrow = matrix_bytes(lib, codec, inner, hidden), matrix_bytes(lib, codec, hidden, inner)
     assert gate == 64
     assert up % 64 == 0 and 0 <= up - (gate + wide) < 64
     assert down % 64 == 0 and 0 <= down - (up + wide) < 64
-    assert total % 4096 == 0 and 0 <= total - (down + narrow) < 4096
+    end = down + narrow
+    if biased:
+        assert bias % 64 == 0 and 0 <= bias - end < 64
+        end = bias + 2 * (-(-inner * 4 // 64) * 64) + hidden * 4
+    else:
+        assert bias == 0
+    assert total % 4096 == 0 and 0 <= total - end < 4096 + 64
 
 
 def test_record_layout_refuses_overflow(lib):
     assert layout(lib, "f32", 0, 4) is None
     assert layout(lib, "f32", 2**31 + 1, 4) is None
     assert layout(lib, "int8", 2**31, 2**31) == (
-        64, 64 + (s := 2**62 + 2**33), 64 + 2 * s, 4096 + 3 * s)
+        64, 64 + (s := 2**62 + 2**33), 64 + 2 * s, 0, 4096 + 3 * s)
     assert layout(lib, "bf16", 2**31, 2**31) is None

@@ -64,7 +64,7 @@ def test_order_of_every_mark(normalise):
         assert normalise(text)[1] == nfc.normalize_str(text), hex(mark)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_random_sequences(normalise, data):
     marks = sorted(unicode_tables.combining_classes())

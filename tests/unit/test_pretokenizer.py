@@ -15,8 +15,10 @@ from headrace_tools.convert.regex_parse import RegexError
 SETTINGS = settings(max_examples=60, deadline=None)
 TELLING = " \t\n\r'sStTkKlLdD019abzAZ.,-{}]\u00e9\u017f\u212a\u0301\u4e00\u2028\U0001F600\u0660"
 PATTERNS = [
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
     r"a|ab|abz", r"(?:ab?)+z", r"(?:a|ab)(?:bz|z)?", r"a*?b", r"[a-z]+?(?=z)", r"(?i:k|[a-z])+",
     r"(?i:[^s])", r"[^\S\n]+", r"[\s\S]", r".", r"a{2}", r"a{1,2}", r"a{2,}", r"a{,2}b", r"{",
     r"a{x}", r"[]a]+", r"[a\-z]+", r"[a-]+", r"[\p{L}&&[^\p{Han}a]]+", r"[[a]b]+", r"\P{L}+",
@@ -40,6 +42,7 @@ def split(lib):
             section.data, section.bytes = part, len(source)
         table, error = ffi.new("struct pretokenizer *"), ffi.new("hr_error *")
         assert core.pretokenizer_init(table, sections, error) == 0, ffi.string(error.detail)
+
         def run(text: str) -> list[str]:
             pieces: list[str] = []
 
@@ -86,8 +89,9 @@ def test_equals_library(split, pattern):
 def test_blocks_do_not_show(split, length):
     pattern = PATTERNS[0]
     pieces = split([(regex_compile.compile_tree(regex_parse.parse(pattern)), False)])
-    for text in ("\u4e00" * (length // 3) + " ", " " * length + "\n", "a\u00e9 \U0001F600" * (length // 8),
-                 "x" * length, (" " * 50 + "ab1") * (length // 53)):
+    for text in ("\u4e00" * (length // 3) + " ", " " * length + "\n",
+                 "a\u00e9 \U0001F600" * (length // 8), "x" * length,
+                 (" " * 50 + "ab1") * (length // 53)):
         assert pieces(text) == library_pieces(pattern, text)
 
 
@@ -112,8 +116,8 @@ def test_literal_pattern(split):
 @pytest.mark.parametrize("pattern", [
     r"(?<=a)b", r"(?<!a)b", r"(?>a+)b", r"(?<n>a)", r"(a)\1", r"\bword", r"\w+", r"\h", r"\Ka",
     r"\p{Greek}", r"\pL", r"^a", r"\Aa", r"[[:alpha:]]", r"(?i)a", r"(?i:ss)", r"(?i:\u00e9)",
-    r"(?i:\p{Lu})", r"a*", r"(a*)*b", r"a{2}?", r"a{1,3}+", r"(?:ab)++", r"a{3,1}", r"(a", r"a)", r"[a",
-    r"[z-a]", r"\xFF", r"a{1000}", r"(?#c)a", r"(?m:a)", "*a", r"\p{L", r"\x{110000}", "a\\",
+    r"(?i:\p{Lu})", r"a*", r"(a*)*b", r"a{2}?", r"a{1,3}+", r"(?:ab)++", r"a{3,1}", r"(a", r"a)",
+    r"[a", r"[z-a]", r"\xFF", r"a{1000}", r"(?#c)a", r"(?m:a)", "*a", r"\p{L", r"\x{110000}", "a\\",
 ])
 def test_unsupported_is_refused(pattern):
     with pytest.raises(RegexError):

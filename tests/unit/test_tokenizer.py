@@ -120,7 +120,7 @@ def test_every_code_point(core, reference):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_special_spellings(core, reference, tables, name):
-    """Inside user text they are text; on request they are one id each, in the middle of a word too."""
+    """In user text they are text; on request one id each, in the middle of a word too."""
     assert tables[name].added
     for spelling, number in tables[name].added.items():
         text = f"abc{spelling}def {spelling}{spelling[:-1]}"
@@ -159,7 +159,7 @@ def test_long_runs_take_linear_time(core, reference, unit):
         text = unit * (100_000 // len(unit.encode()))
         start = time.monotonic()
         ids = core[name].encode(text)
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < 3.0  # a quadratic walk takes far longer
         assert ids == ids_of(reference[name][1], text)
 
 
@@ -178,7 +178,8 @@ def test_ill_formed_bytes_become_replacements(core, raw):
 
 
 def test_capacity(core):
-    for text in (b"some words, and <|im_end|> more", "e\u0301\u0344 \ufb1d".encode(), b"\xff\xfe a"):
+    marks = "e\u0301\u0344 \ufb1d".encode()
+    for text in (b"some words, and <|im_end|> more", marks, b"\xff\xfe a"):
         for special in (False, True):
             ids = core["qwen36"].encode(text, special)
             for capacity in range(len(ids) + 3):
@@ -246,7 +247,8 @@ def test_hostile_file(lib, tables):
             continue
         opened += 1
         with tokenizer:
-            for text in ("ab 12\r\n'S e\u0301\uac00\u11a8 <|im_end|><think>", "\u4e00" * 50, " " * 3000):
+            mixed = "ab 12\r\n'S e\u0301\uac00\u11a8 <|im_end|><think>"
+            for text in (mixed, "\u4e00" * 50, " " * 3000):
                 for number in tokenizer.encode(text):
                     assert not tokenizer.core.tokenizer_is_control(tokenizer.handle, number)
                 tokenizer.encode(text, special=True)
@@ -300,7 +302,7 @@ def test_longest_added_token_wins(lib, tmp_path):
     (["normalizer"], {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}, "Lowercase"),
     (["pre_tokenizer"], None, "ByteLevel"),
     (["pre_tokenizer"], {"type": "Metaspace"}, "pre_tokenizer Metaspace"),
-    (["pre_tokenizer", "pretokenizers", 0], {"type": "Digits", "individual_digits": True}, "Digits"),
+    (["pre_tokenizer", "pretokenizers", 0], {"type": "Digits"}, "pre_tokenizer Digits"),
     (["pre_tokenizer", "pretokenizers", 0, "behavior"], "MergedWithNext", "MergedWithNext"),
     (["pre_tokenizer", "pretokenizers", 1, "add_prefix_space"], True, "add_prefix_space"),
     (["model", "type"], "Unigram", "model type Unigram"),

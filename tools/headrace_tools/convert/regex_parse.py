@@ -200,7 +200,8 @@ class _Parser:
         return self.literal(c)
 
     def literal(self, c: str) -> Chars:
-        return self.chars(codepoints.single(ord(c)), c.lower() if c.isascii() and c.isalpha() else "")
+        letter = c.lower() if c.isascii() and c.isalpha() else ""
+        return self.chars(codepoints.single(ord(c)), letter)
 
     def escape_atom(self) -> Node:
         c = self.peek()

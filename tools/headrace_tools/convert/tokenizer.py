@@ -193,11 +193,12 @@ def _added_tokens(spec: dict[str, Any], config: dict[str, Any], vocab: dict[str,
         token = _added_entry("tokenizer_config.json", number, entry)
         before = found.get(token.id)
         if before is None:
-            notes.append(f"added token {token.content!r} ({token.id}) is only in tokenizer_config.json")
+            notes.append(f"added token {token.content!r} ({token.id}) is only in "
+                         "tokenizer_config.json")
             found[token.id] = token
         elif before.content != token.content:
-            raise ConvertError(f"tokenizer_config.json: added token {token.id} is {token.content!r}, "
-                               f"in tokenizer.json it is {before.content!r}")
+            raise ConvertError(f"tokenizer_config.json: added token {token.id} is "
+                               f"{token.content!r}, in tokenizer.json it is {before.content!r}")
         elif token.special and not before.special:
             notes.append(f"added token {token.content!r} is special by tokenizer_config.json")
             found[token.id] = _Added(before.id, before.content, True, before.normalized)
@@ -210,7 +211,8 @@ def _added_tokens(spec: dict[str, Any], config: dict[str, Any], vocab: dict[str,
             raise ConvertError(f"added token {token.content!r} has two ids")
         if vocab.get(token.content, token.id) != token.id or \
                 names.get(token.id, token.content) != token.content:
-            raise ConvertError(f"added token {token.content!r} ({token.id}) contradicts model.vocab")
+            raise ConvertError(f"added token {token.content!r} ({token.id}) contradicts "
+                               "model.vocab")
     return sorted(found.values(), key=lambda token: token.id)
 
 
@@ -222,7 +224,7 @@ def _merges(model: dict[str, Any], vocab: dict[str, int], plain: set[int],
         raise ConvertError("tokenizer.json: model.merges is not a list")
     for rank, merge in enumerate(model["merges"]):
         pair = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(t, str) for t in pair):
+        if not isinstance(pair, list) or [type(token) for token in pair] != [str, str]:
             raise ConvertError(f"tokenizer.json: merge {rank} is not a pair of tokens")
         left, right = pair
         for token in (left, right, left + right):
@@ -321,7 +323,7 @@ def compile_tokenizer(source_dir: Path, vocab_size: int) -> TokenizerBuild:
     merges = sorted(_merges(model, vocab, plain, control).items())
 
     flags = IGNORE_MERGES if model.get("ignore_merges") else 0
-    whole = sorted((i for i in plain if i not in control), key=lambda i: entries[i]) if flags else []
+    whole = sorted(plain - control, key=lambda i: entries[i]) if flags else []
     nfc = [bytes(s) for s in unicode_tables.normalisation()] if normaliser else [b""] * 5
     sections = [
         _u32(_offsets([len(entry) for entry in entries])),
