@@ -22,6 +22,7 @@ struct json_doc; /* the tree and its memory */
 hr_status json_parse(const char *text, size_t n, const char *what, struct json_doc **out,
                      hr_error *err);
 void json_free(struct json_doc *doc);
+size_t json_bytes(const struct json_doc *doc); /* memory the document holds */
 const struct json *json_root(const struct json_doc *doc);
 
 enum json_kind json_kind(const struct json *v);

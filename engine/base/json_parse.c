@@ -490,6 +490,11 @@ hr_status json_parse(const char *text, size_t n, const char *what, struct json_d
     return status;
 }
 
+size_t json_bytes(const struct json_doc *doc)
+{
+    return doc->bytes;
+}
+
 void json_free(struct json_doc *doc)
 {
     if (doc) mem_free(NULL, doc, doc->bytes);

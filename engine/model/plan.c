@@ -42,7 +42,7 @@ static hr_status in_range(const char *what, uint32_t v, uint32_t max, hr_error *
 static uint64_t overhead_bytes(const struct container *c, const struct architecture *a,
                                uint32_t threads)
 {
-    uint64_t n = c->mem_bytes + pool_cost(threads) + CALL_SLACK;
+    uint64_t n = c->mem_bytes + mem_cost(json_bytes(c->manifest)) + pool_cost(threads) + CALL_SLACK;
     n += mem_cost(a->layers * sizeof(struct layer_weights));
     n += mem_cost(architecture_stacks(a) * sizeof(struct matrix));
     if (a->ngram.order) n += row_table_cost();

@@ -182,13 +182,19 @@ static void check_record_block(struct verify *v, const struct bank_entry *k, uin
     if (r->padded || !codec_matrix_bytes(k->codec, k->inner, k->hidden, &gate) ||
         !codec_matrix_bytes(k->codec, k->hidden, k->inner, &down))
         return;
-    const uint64_t gaps[4][2] = {
+    const uint64_t inner = (uint64_t)k->inner * sizeof(float), hidden = (uint64_t)k->hidden * sizeof(float);
+    const uint64_t end = k->record.bias ? k->record.bias : k->record.bytes;
+    const uint64_t up_bias = k->record.bias + round_up(inner, 64), down_bias = up_bias + round_up(inner, 64);
+    const uint64_t gaps[7][2] = {
         {RECORD_HEADER, k->record.gate},
         {k->record.gate + gate, k->record.up},
         {k->record.up + gate, k->record.down},
-        {k->record.down + down, k->record.bytes},
+        {k->record.down + down, end},
+        {k->record.bias + inner, up_bias},
+        {up_bias + inner, down_bias},
+        {down_bias + hidden, k->record.bytes},
     };
-    for (int g = 0; g < 4 && !r->padded; g++) {
+    for (int g = 0; g < (k->record.bias ? 7 : 4) && !r->padded; g++) {
         if (!find_nonzero(v->block, start, n, gaps[g][0], gaps[g][1], &where)) continue;
         fault(v, "%s: layer %u expert %u: byte %llu of the file is padding and not zero", k->file,
               k->layer, expert, (unsigned long long)((uint64_t)expert * k->record.bytes + where));
