@@ -39,6 +39,8 @@ bool json_real(const struct json *v, double *out); /* int, real or hex-float str
 /* Required members with limits: the error names `where` and the key, the value and the range. */
 hr_status json_need_int(const struct json *object, const char *key, int64_t min, int64_t max,
                         const char *where, int64_t *out, hr_error *err);
+hr_status json_need_u32(const struct json *object, const char *key, int64_t min, int64_t max,
+                        const char *where, uint32_t *out, hr_error *err);
 hr_status json_need_real(const struct json *object, const char *key, double min, double max,
                          const char *where, double *out, hr_error *err);
 hr_status json_need_bool(const struct json *object, const char *key, const char *where, bool *out,

@@ -216,7 +216,7 @@ hr_status json_need(const struct json *object, const char *key, enum json_kind k
 hr_status json_need_int(const struct json *object, const char *key, int64_t min, int64_t max,
                         const char *where, int64_t *out, hr_error *err)
 {
-    const struct json *v;
+    const struct json *v = NULL;
     TRY(json_need(object, key, JSON_INT, where, &v, err));
     if (v->as.integer < min || v->as.integer > max)
         return fail(err, HR_ERR_FORMAT,
@@ -226,10 +226,19 @@ hr_status json_need_int(const struct json *object, const char *key, int64_t min,
     return HR_OK;
 }
 
+hr_status json_need_u32(const struct json *object, const char *key, int64_t min, int64_t max,
+                        const char *where, uint32_t *out, hr_error *err)
+{
+    int64_t v = 0;
+    TRY(json_need_int(object, key, min, max, where, &v, err));
+    *out = (uint32_t)v;
+    return HR_OK;
+}
+
 hr_status json_need_real(const struct json *object, const char *key, double min, double max,
                          const char *where, double *out, hr_error *err)
 {
-    const struct json *v;
+    const struct json *v = NULL;
     double value;
     TRY(find(object, key, where, &v, err));
     if (!json_real(v, &value)) {
@@ -250,7 +259,7 @@ hr_status json_need_real(const struct json *object, const char *key, double min,
 hr_status json_need_bool(const struct json *object, const char *key, const char *where, bool *out,
                          hr_error *err)
 {
-    const struct json *v;
+    const struct json *v = NULL;
     TRY(json_need(object, key, JSON_BOOL, where, &v, err));
     *out = v->truth;
     return HR_OK;
@@ -259,7 +268,7 @@ hr_status json_need_bool(const struct json *object, const char *key, const char 
 hr_status json_need_string(const struct json *object, const char *key, const char *where,
                            const char **out, hr_error *err)
 {
-    const struct json *v;
+    const struct json *v = NULL;
     TRY(json_need(object, key, JSON_STRING, where, &v, err));
     if (strlen(v->as.text) != v->len)
         return fail(err, HR_ERR_FORMAT, "%s: \"%s\" holds a NUL character", where, key);

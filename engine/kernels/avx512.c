@@ -59,6 +59,7 @@ static inline __attribute__((always_inline)) void panel_block(size_t T, const ui
         UNROLL(4)
         for (size_t v = 0; v < 4; v++) {
             int32_t *lanes = total[t] + 16 * v;
+            __asm__("" : "+r"(lanes)); /* totals stay in memory: the sums need the registers */
             __m512i before = _mm512_load_si512(lanes);
             _mm512_store_si512(lanes, _mm512_add_epi32(before, _mm512_sll_epi32(acc[t][v], count)));
         }

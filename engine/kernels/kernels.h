@@ -110,7 +110,7 @@ struct kernels {
 };
 
 const struct kernels *kernels_reference(void);
-/* "auto", "reference", "avx2", "avx512", "neon"; NULL when this machine or build lacks it. */
+/* "auto", "reference", "avx2", "avx512", "neon", "neon-dotprod"; NULL when this machine or build lacks it. */
 const struct kernels *kernels_find(const char *isa);
 /* Names of the tables that can run here, best first, NULL-terminated. */
 const char *const *kernels_available(void);

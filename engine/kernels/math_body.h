@@ -52,7 +52,6 @@ static inline v16 v16_sigmoid(v16 x)
     return v16_add(q, correction);
 }
 
-/* x * sigmoid(x), rounded once. The bound only keeps infinity * 0 out of the correction. */
 /* An odd polynomial near zero, (1 - e^-2|x|) / (1 + e^-2|x|) beyond: no cancellation in either. */
 static inline v16 v16_tanh(v16 x)
 {
@@ -69,6 +68,7 @@ static inline v16 v16_tanh(v16 x)
     return v16_if_gt(v16_set1(0.625f), a, near, far);
 }
 
+/* x * sigmoid(x), rounded once. The bound only keeps infinity * 0 out of the correction. */
 static inline v16 v16_silu(v16 x)
 {
     v16 correction, q = sigmoid_parts(x, &correction);

@@ -15,10 +15,10 @@ static hr_status read_sparse(const struct json *o, const char *where, struct att
     if (json_kind(sparse) == JSON_NULL) return HR_OK;
     TRY(json_need(o, "sparse", JSON_OBJECT, where, &sparse, err));
     TRY(json_only_keys(sparse, keys, where, err));
-    TRY(need_u32(sparse, "heads", 1, MAX_HEADS, where, &s->heads, err));
-    TRY(need_u32(sparse, "dim", 1, MAX_HEAD_DIM, where, &s->dim, err));
-    TRY(need_u32(sparse, "block", 1, ATTN_BLOCK, where, &s->block, err));
-    TRY(need_u32(sparse, "budget", s->block, 1 << 20, where, &s->budget, err));
+    TRY(json_need_u32(sparse, "heads", 1, MAX_HEADS, where, &s->heads, err));
+    TRY(json_need_u32(sparse, "dim", 1, MAX_HEAD_DIM, where, &s->dim, err));
+    TRY(json_need_u32(sparse, "block", 1, ATTN_BLOCK, where, &s->block, err));
+    TRY(json_need_u32(sparse, "budget", s->block, 1 << 20, where, &s->budget, err));
     if (2 * p->rope.half > s->dim)
         return fail(err, HR_ERR_FORMAT, "%s: rotary_dim %u is wider than the indexer's dim %u", where,
                     2 * p->rope.half, s->dim);
@@ -42,10 +42,10 @@ static hr_status read_attention(const struct json *o, const char *where, float n
     struct attention_part *p = &out->attention;
     uint32_t rotary = 0, vector = 0;
     TRY(json_only_keys(o, keys, where, err));
-    TRY(need_u32(o, "heads", 1, MAX_HEADS, where, &p->heads, err));
-    TRY(need_u32(o, "kv_heads", 1, MAX_HEADS, where, &p->kv_heads, err));
-    TRY(need_u32(o, "head_dim", 1, MAX_HEAD_DIM, where, &p->head_dim, err));
-    TRY(need_u32(o, "rotary_dim", 0, p->head_dim, where, &rotary, err));
+    TRY(json_need_u32(o, "heads", 1, MAX_HEADS, where, &p->heads, err));
+    TRY(json_need_u32(o, "kv_heads", 1, MAX_HEADS, where, &p->kv_heads, err));
+    TRY(json_need_u32(o, "head_dim", 1, MAX_HEAD_DIM, where, &p->head_dim, err));
+    TRY(json_need_u32(o, "rotary_dim", 0, p->head_dim, where, &rotary, err));
     TRY(json_need_bool(o, "qk_norm", where, &p->qk_norm, err));
     TRY(json_need_bool(o, "output_gate", where, &p->output_gate, err));
     TRY(optional_word(o, "qk_norm_width", widths, where, &vector, err));
@@ -75,12 +75,12 @@ static hr_status read_mla(const struct json *o, const char *where, struct mixer_
                                        "output_gate", "inner_eps", NULL};
     struct mla_part *p = &out->mla;
     TRY(json_only_keys(o, keys, where, err));
-    TRY(need_u32(o, "heads", 1, MAX_HEADS, where, &p->heads, err));
-    TRY(need_u32(o, "q_lora_rank", 0, MAX_DIM, where, &p->q_lora_rank, err));
-    TRY(need_u32(o, "kv_lora_rank", 1, MAX_HEAD_DIM, where, &p->kv_lora_rank, err));
-    TRY(need_u32(o, "nope_dim", 1, MAX_HEAD_DIM, where, &p->nope_dim, err));
-    TRY(need_u32(o, "rope_dim", 0, MAX_HEAD_DIM, where, &p->rope_dim, err));
-    TRY(need_u32(o, "v_dim", 1, MAX_HEAD_DIM, where, &p->v_dim, err));
+    TRY(json_need_u32(o, "heads", 1, MAX_HEADS, where, &p->heads, err));
+    TRY(json_need_u32(o, "q_lora_rank", 0, MAX_DIM, where, &p->q_lora_rank, err));
+    TRY(json_need_u32(o, "kv_lora_rank", 1, MAX_HEAD_DIM, where, &p->kv_lora_rank, err));
+    TRY(json_need_u32(o, "nope_dim", 1, MAX_HEAD_DIM, where, &p->nope_dim, err));
+    TRY(json_need_u32(o, "rope_dim", 0, MAX_HEAD_DIM, where, &p->rope_dim, err));
+    TRY(json_need_u32(o, "v_dim", 1, MAX_HEAD_DIM, where, &p->v_dim, err));
     TRY(need_float(o, "scale", 1e-6, 1e6, where, &p->scale, err));
     TRY(json_need_bool(o, "output_gate", where, &p->output_gate, err));
     TRY(need_float(o, "inner_eps", 0, 1, where, &p->inner_eps, err));
@@ -100,11 +100,11 @@ static hr_status read_delta(const struct json *o, const char *where, struct delt
     static const char *const gates[] = {"silu", "sigmoid", NULL};
     uint32_t decay = 0, decay_gate = 0, gate = 0;
     TRY(json_only_keys(o, keys, where, err));
-    TRY(need_u32(o, "key_heads", 1, MAX_HEADS, where, &p->key_heads, err));
-    TRY(need_u32(o, "value_heads", 1, MAX_HEADS, where, &p->value_heads, err));
-    TRY(need_u32(o, "key_dim", 1, MAX_HEAD_DIM, where, &p->key_dim, err));
-    TRY(need_u32(o, "value_dim", 1, MAX_HEAD_DIM, where, &p->value_dim, err));
-    TRY(need_u32(o, "conv_taps", 1, 8, where, &p->conv_taps, err));
+    TRY(json_need_u32(o, "key_heads", 1, MAX_HEADS, where, &p->key_heads, err));
+    TRY(json_need_u32(o, "value_heads", 1, MAX_HEADS, where, &p->value_heads, err));
+    TRY(json_need_u32(o, "key_dim", 1, MAX_HEAD_DIM, where, &p->key_dim, err));
+    TRY(json_need_u32(o, "value_dim", 1, MAX_HEAD_DIM, where, &p->value_dim, err));
+    TRY(json_need_u32(o, "conv_taps", 1, 8, where, &p->conv_taps, err));
     TRY(need_word(o, "decay", decays, where, &decay, err));
     TRY(optional_word(o, "decay_gate", decay_gates, where, &decay_gate, err));
     TRY(need_word(o, "gate", gates, where, &gate, err));
@@ -172,10 +172,10 @@ static hr_status read_moe(const struct json *o, const char *where, float norm_ep
         "activation",  "beta",        "linear_beta",  "alpha",       "limit",       "shared_inner",
         "shared_gate", "expert_bias", "latent",       "latent_norm", NULL};
     TRY(json_only_keys(o, keys, where, err));
-    TRY(need_u32(o, "experts", 1, 65536, where, &p->experts, err));
-    TRY(need_u32(o, "top_k", 1, p->experts < 256 ? p->experts : 256, where, &p->top_k, err));
-    TRY(need_u32(o, "inner", 1, MAX_DIM, where, &p->inner, err));
-    TRY(need_u32(o, "shared_inner", 0, MAX_DIM, where, &p->shared_inner, err));
+    TRY(json_need_u32(o, "experts", 1, 65536, where, &p->experts, err));
+    TRY(json_need_u32(o, "top_k", 1, p->experts < 256 ? p->experts : 256, where, &p->top_k, err));
+    TRY(json_need_u32(o, "inner", 1, MAX_DIM, where, &p->inner, err));
+    TRY(json_need_u32(o, "shared_inner", 0, MAX_DIM, where, &p->shared_inner, err));
     TRY(json_need_bool(o, "shared_gate", where, &p->shared_gate, err));
     TRY(optional_bool(o, "expert_bias", where, &p->expert_bias, err));
     TRY(optional_u32(o, "latent", 0, 0, MAX_DIM, where, &p->latent, err));
@@ -200,7 +200,7 @@ static hr_status read_ffn(const struct json *o, const char *where, float norm_ep
     out->kind = (enum ffn_kind)kind;
     if (out->kind == FFN_MOE) return read_moe(o, where, norm_eps, &out->moe, err);
     TRY(json_only_keys(o, dense_keys, where, err));
-    TRY(need_u32(o, "inner", 1, MAX_DIM, where, &out->dense.inner, err));
+    TRY(json_need_u32(o, "inner", 1, MAX_DIM, where, &out->dense.inner, err));
     return read_activation(o, where, &out->dense.act, err);
 }
 
@@ -224,11 +224,11 @@ static hr_status read_residual(const struct json *model, struct architecture *a,
         return optional_float(o, "multiplier", 1, -1e6, 1e6, where, &r->multiplier, err);
     case RESIDUAL_ATTN_RES:
         TRY(json_only_keys(o, attn_res_keys, where, err));
-        return need_u32(o, "block", 1, MAX_LAYERS, where, &r->block, err);
+        return json_need_u32(o, "block", 1, MAX_LAYERS, where, &r->block, err);
     case RESIDUAL_HYPER:
         TRY(json_only_keys(o, hyper_keys, where, err));
-        TRY(need_u32(o, "count", 1, 16, where, &r->count, err));
-        return need_u32(o, "lowrank", 1, MAX_DIM, where, &r->lowrank, err);
+        TRY(json_need_u32(o, "count", 1, 16, where, &r->count, err));
+        return json_need_u32(o, "lowrank", 1, MAX_DIM, where, &r->lowrank, err);
     }
     return HR_OK;
 }
@@ -255,8 +255,8 @@ static hr_status read_layers(const struct json *list, struct architecture *a, hr
         uint32_t mixer = 0, ffn = 0;
         snprintf(where, sizeof where, "manifest.json: model: layers[%u]", i);
         TRY(json_only_keys(o, keys, where, err));
-        TRY(need_u32(o, "mixer", 0, (int64_t)a->mixer_count - 1, where, &mixer, err));
-        TRY(need_u32(o, "ffn", 0, (int64_t)a->ffn_count - 1, where, &ffn, err));
+        TRY(json_need_u32(o, "mixer", 0, (int64_t)a->mixer_count - 1, where, &mixer, err));
+        TRY(json_need_u32(o, "ffn", 0, (int64_t)a->ffn_count - 1, where, &ffn, err));
         a->layer[i].mixer = (uint8_t)mixer;
         a->layer[i].ffn = (uint8_t)ffn;
         const struct ffn_part *f = &a->ffns[ffn];
@@ -287,9 +287,9 @@ static hr_status read_top(const struct json *model, struct architecture *a, hr_e
         return fail(err, HR_ERR_FORMAT, "%s: name is longer than %zu bytes", where,
                     sizeof a->name - 1);
     snprintf(a->name, sizeof a->name, "%s", name);
-    TRY(need_u32(model, "vocab_size", 1, MAX_VOCAB, where, &a->vocab_size, err));
-    TRY(need_u32(model, "hidden_size", 1, 1 << 17, where, &a->hidden, err));
-    TRY(need_u32(model, "max_position", 1, 1 << 27, where, &a->max_position, err));
+    TRY(json_need_u32(model, "vocab_size", 1, MAX_VOCAB, where, &a->vocab_size, err));
+    TRY(json_need_u32(model, "hidden_size", 1, 1 << 17, where, &a->hidden, err));
+    TRY(json_need_u32(model, "max_position", 1, 1 << 27, where, &a->max_position, err));
     TRY(need_float(model, "norm_eps", 0, 1, where, &a->norm_eps, err));
     TRY(optional_float(model, "embed_scale", 1, -1e6, 1e6, where, &a->embed_scale, err));
     TRY(optional_float(model, "logit_scale", 1, -1e6, 1e6, where, &a->logit_scale, err));

@@ -3,15 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-hr_status need_u32(const struct json *o, const char *key, int64_t min, int64_t max,
-                   const char *where, uint32_t *out, hr_error *err)
-{
-    int64_t v = 0;
-    TRY(json_need_int(o, key, min, max, where, &v, err));
-    *out = (uint32_t)v;
-    return HR_OK;
-}
-
 hr_status need_float(const struct json *o, const char *key, double min, double max,
                      const char *where, float *out, hr_error *err)
 {
@@ -38,7 +29,7 @@ hr_status optional_u32(const struct json *o, const char *key, uint32_t otherwise
                        int64_t max, const char *where, uint32_t *out, hr_error *err)
 {
     *out = otherwise;
-    return json_get(o, key) ? need_u32(o, key, min, max, where, out, err) : HR_OK;
+    return json_get(o, key) ? json_need_u32(o, key, min, max, where, out, err) : HR_OK;
 }
 
 hr_status optional_float(const struct json *o, const char *key, float otherwise, double min,
@@ -132,12 +123,12 @@ hr_status ngram_read(const struct json *model, uint32_t layers, bool hyper, stru
     TRY(json_need(model, "ngram", JSON_OBJECT, "manifest.json: model", &o, err));
     TRY(json_only_keys(o, keys, where, err));
     if (!hyper) return fail(err, HR_ERR_UNSUPPORTED, "%s: needs a hyper residual", where);
-    TRY(need_u32(o, "layer", 0, (int64_t)layers - 1, where, &p->layer, err));
-    TRY(need_u32(o, "order", 2, MAX_NGRAM_ORDER, where, &p->order, err));
-    TRY(need_u32(o, "heads", 1, MAX_NGRAM_TABLES / (p->order - 1), where, &p->heads, err));
-    TRY(need_u32(o, "dim", 1, 1000, where, &p->dim, err));
-    TRY(need_u32(o, "conv_taps", 1, 8, where, &p->conv_taps, err));
-    TRY(need_u32(o, "dilation", 1, 64, where, &p->dilation, err));
+    TRY(json_need_u32(o, "layer", 0, (int64_t)layers - 1, where, &p->layer, err));
+    TRY(json_need_u32(o, "order", 2, MAX_NGRAM_ORDER, where, &p->order, err));
+    TRY(json_need_u32(o, "heads", 1, MAX_NGRAM_TABLES / (p->order - 1), where, &p->heads, err));
+    TRY(json_need_u32(o, "dim", 1, 1000, where, &p->dim, err));
+    TRY(json_need_u32(o, "conv_taps", 1, 8, where, &p->conv_taps, err));
+    TRY(json_need_u32(o, "dilation", 1, 64, where, &p->dilation, err));
     TRY(json_need_int(o, "rows", 1, (int64_t)1 << 40, where, &rows, err));
     TRY(json_need_int(o, "eos", 0, MAX_VOCAB, where, &eos, err));
     TRY(json_need_string(o, "codec", where, &codec, err));

@@ -7,8 +7,6 @@
 
 enum { MAX_DIM = 1 << 20, MAX_VOCAB = 1 << 24, MAX_HEADS = 4096, MAX_HEAD_DIM = 4096 };
 
-hr_status need_u32(const struct json *o, const char *key, int64_t min, int64_t max,
-                   const char *where, uint32_t *out, hr_error *err);
 hr_status need_float(const struct json *o, const char *key, double min, double max,
                      const char *where, float *out, hr_error *err);
 /* A string that must be one of `words` (NULL-terminated); *out is its index. An unknown word is

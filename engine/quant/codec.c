@@ -107,7 +107,7 @@ void matrix_row(const struct matrix *m, uint32_t r, float *out)
             out[c] = bf16_decode(((const uint16_t *)m->data)[first + c]);
         break;
     case CODEC_INT8:
-        int8_row(m, r, out);
+        int8_row(m->scale, m->data, m->cols_pad, cols, r, out);
         break;
     case CODEC_NONE:
         break;

@@ -9,6 +9,7 @@
 #include "base/sha256.h"
 #include "store/digests.h"
 #include "store/manifest.h"
+#include "store/direct_io.h"
 #include "store/regular_file.h"
 
 hr_status container_dir_open(const char *path, int *fd, hr_error *err)

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "store/direct_io.h"
 #include "store/regular_file.h"
 
 #define LIST_NAME "manifest.sha256"

@@ -95,6 +95,37 @@ hr_status file_read_exact(int fd, const char *name, uint64_t offset, void *buffe
     return read_range(fd, name, false, offset, buffer, bytes, &retries, err);
 }
 
+hr_status file_read_whole(int dir_fd, const char *name, uint64_t max, struct mem_budget *b,
+                          void **data, size_t *bytes, hr_error *err)
+{
+    int fd;
+    uint64_t n;
+
+    *data = NULL;
+    *bytes = 0;
+    TRY(file_open_beneath(dir_fd, name, &fd, &n, err));
+    if (n == 0 || n > max) {
+        close(fd);
+        return fail(err, HR_ERR_FORMAT, "%s: has %llu bytes, allowed are 1 to %llu", name,
+                    (unsigned long long)n, (unsigned long long)max);
+    }
+    void *p = n <= SIZE_MAX ? mem_alloc(b, (size_t)n) : NULL;
+    if (p == NULL) {
+        close(fd);
+        return fail(err, HR_ERR_MEMORY, "%s: no memory for its %llu bytes", name,
+                    (unsigned long long)n);
+    }
+    const hr_status s = file_read_exact(fd, name, 0, p, (size_t)n, err);
+    close(fd);
+    if (s != HR_OK) {
+        mem_free(b, p, (size_t)n);
+        return s;
+    }
+    *data = p;
+    *bytes = (size_t)n;
+    return HR_OK;
+}
+
 #if defined(__linux__) && defined(O_DIRECT)
 
 /* File systems that take O_DIRECT and then serve the page cache anyway. */

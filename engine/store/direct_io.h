@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/mem.h"
 #include "base/status.h"
 
 enum { IO_ALIGN = 4096 };
@@ -26,6 +27,14 @@ void direct_file_close(struct direct_file *f);
  * buffered, the pages are dropped behind. */
 hr_status direct_read(struct direct_file *f, uint64_t offset, void *buffer, size_t bytes,
                       uint64_t *retries, hr_error *err);
+
+/* Reads exactly `bytes` at `offset`, repeating EINTR, short reads and first EIOs. */
+hr_status file_read_exact(int fd, const char *name, uint64_t offset, void *buffer, size_t bytes,
+                          hr_error *err);
+
+/* The whole of a file of 1..max bytes; *data is mem_alloc'ed from b. */
+hr_status file_read_whole(int dir_fd, const char *name, uint64_t max, struct mem_budget *b,
+                          void **data, size_t *bytes, hr_error *err);
 
 /* Tests replace the system call: same contract as pread. NULL restores it. Not thread-safe. */
 typedef int64_t (*pread_fn)(int fd, void *buffer, size_t bytes, int64_t offset);

@@ -22,15 +22,6 @@ uint64_t bank_bytes(const struct bank_entry *bank)
     return (uint64_t)bank->experts * bank->record.bytes;
 }
 
-static hr_status need_u32(const struct json *o, const char *key, uint32_t min, uint32_t max,
-                          const char *where, uint32_t *out, hr_error *err)
-{
-    int64_t v;
-    TRY(json_need_int(o, key, min, max, where, &v, err));
-    *out = (uint32_t)v;
-    return HR_OK;
-}
-
 static hr_status need_literal(const struct json *o, const char *key, const char *value,
                               const char *where, hr_error *err)
 {
@@ -176,10 +167,10 @@ static hr_status read_bank(const struct json *v, size_t i, struct bank_entry *k,
 
     snprintf(where, sizeof where, MANIFEST_NAME ": experts[%zu]", i);
     TRY(json_only_keys(v, keys, where, err));
-    TRY(need_u32(v, "layer", 0, LAYER_MAX, where, &k->layer, err));
-    TRY(need_u32(v, "experts", 1, DIMENSION_MAX, where, &k->experts, err));
-    TRY(need_u32(v, "hidden", 1, DIMENSION_MAX, where, &k->hidden, err));
-    TRY(need_u32(v, "inner", 1, DIMENSION_MAX, where, &k->inner, err));
+    TRY(json_need_u32(v, "layer", 0, LAYER_MAX, where, &k->layer, err));
+    TRY(json_need_u32(v, "experts", 1, DIMENSION_MAX, where, &k->experts, err));
+    TRY(json_need_u32(v, "hidden", 1, DIMENSION_MAX, where, &k->hidden, err));
+    TRY(json_need_u32(v, "inner", 1, DIMENSION_MAX, where, &k->inner, err));
     TRY(need_codec(v, where, &k->codec, err));
     if (k->codec == CODEC_F64)
         return fail(err, HR_ERR_FORMAT, "%s: codec f64 is not allowed for experts", where);

@@ -12,6 +12,7 @@
 #include "store/digests.h"
 #include "store/manifest.h"
 #include "store/record.h"
+#include "store/direct_io.h"
 #include "store/regular_file.h"
 
 enum { BLOCK = TRUNK_CHUNK };

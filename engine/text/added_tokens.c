@@ -39,17 +39,24 @@ hr_status added_tokens_init(struct added_tokens *a, struct section entries,
         /* Smaller indices only: a walk along the prefixes ends. */
         if (prefix != NO_PREFIX && (prefix >= i || !begins_with(own, spelling(a, v, prefix))))
             return fail(err, HR_ERR_FORMAT, "tokenizer.bin: added token %u has a bad prefix", id);
-        a->begins[own.data[0] >> 5] |= 1u << (own.data[0] & 31);
+        const uint32_t word = own.data[0] >> 5, bit = 1u << (own.data[0] & 31);
+        a->begins[word] |= bit;
+        if (vocabulary_is_ordinary(v, id)) {
+            a->ordinary_begins[word] |= bit;
+            a->has_ordinary = true;
+        }
     }
     return HR_OK;
 }
 
 bool added_tokens_find(const struct added_tokens *a, const struct vocabulary *v,
-                       const uint8_t *text, size_t n, size_t from, struct added_match *match)
+                       const uint8_t *text, size_t n, size_t from, bool special,
+                       struct added_match *match)
 {
-    if (a->count == 0) return false;
+    if (a->count == 0 || (!special && !a->has_ordinary)) return false;
+    const uint32_t *begins = special ? a->begins : a->ordinary_begins;
     for (size_t at = from; at < n; at++) {
-        if (!(a->begins[text[at] >> 5] >> (text[at] & 31) & 1)) continue;
+        if (!(begins[text[at] >> 5] >> (text[at] & 31) & 1)) continue;
         const struct section rest = {text + at, n - at};
         uint32_t low = 0, high = a->count; /* the spellings before `low` are not after rest */
         while (low < high) {
@@ -61,8 +68,9 @@ bool added_tokens_find(const struct added_tokens *a, const struct vocabulary *v,
         for (uint32_t i = low ? low - 1 : NO_PREFIX; i != NO_PREFIX;
              i = get_u32(a->entries, 2 * (size_t)i + 1)) {
             const struct section own = spelling(a, v, i);
-            if (!begins_with(rest, own)) continue;
-            *match = (struct added_match){at, own.bytes, get_u32(a->entries, 2 * (size_t)i)};
+            const uint32_t id = get_u32(a->entries, 2 * (size_t)i);
+            if (!begins_with(rest, own) || (!special && !vocabulary_is_ordinary(v, id))) continue;
+            *match = (struct added_match){at, own.bytes, id};
             return true;
         }
     }

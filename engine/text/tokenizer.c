@@ -154,8 +154,7 @@ static hr_status around_added(struct encoder *e, const struct added_tokens *adde
 {
     size_t at = 0;
     struct added_match match;
-    while (e->special &&
-           added_tokens_find(added, &e->t->vocabulary, text, n, at, &match)) {
+    while (added_tokens_find(added, &e->t->vocabulary, text, n, at, e->special, &match)) {
         TRY(between(e, text + at, match.at - at, err));
         id_sink_put(&e->sink, match.id);
         at = match.at + match.bytes;

@@ -4,6 +4,7 @@
 
 #define FLAG_CONTROL 1
 #define FLAG_ADDED 2
+#define FLAG_ORDINARY 4
 #define MAX_TOKEN_BYTES 65536u
 
 hr_status vocabulary_init(struct vocabulary *v, struct section offsets, struct section flags,
@@ -25,7 +26,8 @@ hr_status vocabulary_init(struct vocabulary *v, struct section offsets, struct s
         const uint32_t next = get_u32(offsets.data, (size_t)id + 1);
         if (next < at || next - at > MAX_TOKEN_BYTES || next > bytes.bytes)
             return fail(err, HR_ERR_FORMAT, "tokenizer.bin: token %u has a bad extent", id);
-        if (flags.data[id] & ~(FLAG_CONTROL | FLAG_ADDED))
+        if (flags.data[id] & ~(FLAG_CONTROL | FLAG_ADDED | FLAG_ORDINARY) ||
+            ((flags.data[id] & FLAG_ORDINARY) && (flags.data[id] & FLAG_CONTROL)))
             return fail(err, HR_ERR_FORMAT, "tokenizer.bin: token %u has unknown flags", id);
         at = next;
     }
@@ -55,6 +57,11 @@ bool vocabulary_is_control(const struct vocabulary *v, uint32_t id)
 bool vocabulary_is_added(const struct vocabulary *v, uint32_t id)
 {
     return v->flags[id] & FLAG_ADDED;
+}
+
+bool vocabulary_is_ordinary(const struct vocabulary *v, uint32_t id)
+{
+    return v->flags[id] & FLAG_ORDINARY;
 }
 
 int compare_bytes(struct section a, struct section b)

@@ -18,6 +18,8 @@ hr_status vocabulary_init(struct vocabulary *v, struct section offsets, struct s
 struct section vocabulary_entry(const struct vocabulary *v, uint32_t id);
 bool vocabulary_is_control(const struct vocabulary *v, uint32_t id);
 bool vocabulary_is_added(const struct vocabulary *v, uint32_t id);
+/* An added token whose spelling is recognised in any text; never a control token. */
+bool vocabulary_is_ordinary(const struct vocabulary *v, uint32_t id);
 /* Order of byte strings: like memcmp, a prefix first. */
 int compare_bytes(struct section a, struct section b);
 
