@@ -65,6 +65,9 @@ typedef struct hr_error {
 HR_API const char *hr_status_name(int32_t code);
 /* "major.minor.patch" of the library in use; static storage. */
 HR_API const char *hr_version(void);
+/* Names of the kernel sets that this CPU can run, best first: index 0, 1, ...; NULL past the
+ * last. "reference" is always among them. */
+HR_API const char *hr_isa_name(uint32_t index);
 
 /* ---- models ------------------------------------------------------------ */
 
@@ -94,7 +97,7 @@ typedef struct hr_model_params {
     int32_t cache_policy;  /* HR_CACHE_* ; default HR_CACHE_AUTO */
     int32_t verify;        /* HR_VERIFY_* ; default HR_VERIFY_FIRST */
     int32_t direct;        /* 1 = bypass the page cache where the file system can (default), 0 = never */
-    char isa[16];          /* "auto" (default), "reference", "avx2", "avx512", "neon" */
+    char isa[16];          /* "auto" (default) or a name that hr_isa_name gives */
     /* Testing aid: seed that shuffles the order in which finished reads are
      * delivered. 0 = off. Never changes a bit of any result. */
     uint32_t shuffle_reads;
@@ -238,7 +241,8 @@ typedef struct hr_stats {
 
 typedef struct hr_token {
     size_t size;
-    int32_t id;
+    int32_t id;            /* -1 in a last call that only brings text held back for a stop string or
+                              an unfinished character; its return value is ignored */
     uint32_t index;        /* 0 for the first generated token */
     const char *bytes;     /* raw bytes of this token (of a control token: its spelling) */
     size_t bytes_len;

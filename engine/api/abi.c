@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "generate/generate.h"
+#include "kernels/kernels.h"
 #include "model/session.h"
 
 /* The opaque types are the internal ones under their public names. */
@@ -24,6 +25,14 @@ static struct session *session_of(const hr_session *s)
 const char *hr_version(void)
 {
     return TEXT(HR_VERSION_MAJOR) "." TEXT(HR_VERSION_MINOR) "." TEXT(HR_VERSION_PATCH);
+}
+
+const char *hr_isa_name(uint32_t index)
+{
+    const char *const *names = kernels_available();
+    for (uint32_t i = 0; names[i]; i++)
+        if (i == index) return names[i];
+    return NULL;
 }
 
 void hr_model_params_init(hr_model_params *params)

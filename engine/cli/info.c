@@ -16,7 +16,7 @@ static void print_info(const hr_model_info *m)
     printf("sha256          %s\n", m->container_sha256);
 }
 
-/* Without a model: the version. With one: it is opened, and what it really uses is shown. */
+/* Without a model: the version and what this CPU can run. With one: it is opened, and what it really uses is shown. */
 int command_info(int argc, char **argv)
 {
     struct model_options o;
@@ -45,11 +45,16 @@ int command_info(int argc, char **argv)
         json_out_init(&j, stdout);
         out_open(&j, NULL, '{');
         out_string(&j, "version", hr_version());
+        out_open(&j, "isa", '[');
+        for (uint32_t i = 0; hr_isa_name(i); i++) out_string(&j, NULL, hr_isa_name(i));
+        out_close(&j, ']');
         if (count == 1) out_model(&j, &info);
         out_close(&j, '}');
         json_out_end(&j);
     } else {
-        printf("headrace %s\n", hr_version());
+        printf("headrace %s\nthis CPU runs   ", hr_version());
+        for (uint32_t i = 0; hr_isa_name(i); i++) printf(" %s", hr_isa_name(i));
+        printf("\n");
         if (count == 1) print_info(&info);
     }
     return finish_output(EXIT_OK);

@@ -213,6 +213,7 @@ _size_p = c.POINTER(c.c_size_t)
 FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "hr_status_name": (c.c_char_p, [_i32]),
     "hr_version": (c.c_char_p, []),
+    "hr_isa_name": (c.c_char_p, [_u32]),
     "hr_model_params_init": (None, [c.POINTER(hr_model_params)]),
     "hr_model_open": (c.c_int, [c.c_char_p, c.POINTER(hr_model_params), c.POINTER(_model_p), _error_p]),
     "hr_model_close": (None, [_model_p]),
