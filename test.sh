@@ -6,9 +6,13 @@ set -u
 cd "$(dirname "$0")" || exit 1
 . ./tools/environment.sh
 prepare_environment numpy tqdm meson ninja meson-python pytest pytest-timeout hypothesis cffi \
-    tokenizers safetensors
+    tokenizers safetensors tiktoken pytest-xdist
 export PYTHONDONTWRITEBYTECODE=1
 
+# Many tests wait for a process or the disk; more workers than this only fight over memory.
+workers=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+[ "$workers" -le 4 ] || workers=4
+parallel="-n $workers --dist worksteal --durations=10"
 failed=
 skipped=
 stage() {
@@ -31,7 +35,7 @@ fi
 main_log=build/test-summary.log
 mkdir -p build
 suite() {
-    python -m pytest --build-dir build tests 2>&1 | tee "$main_log"
+    python -m pytest --build-dir build $parallel tests 2>&1 | tee "$main_log"
     tail -n 1 "$main_log" | grep -q ' passed' && ! tail -n 1 "$main_log" | grep -Eq 'failed|error'
 }
 stage 'the suite' suite
@@ -50,7 +54,7 @@ address_suite() {
     LD_PRELOAD="$(${CC:-cc} -print-file-name=libasan.so) $(${CC:-cc} -print-file-name=libubsan.so)" \
     ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=0 \
     UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-        python -m pytest --build-dir build/asan --no-build -m 'not slow and not plain_build' tests
+        python -m pytest --build-dir build/asan --no-build $parallel -m 'not slow and not plain_build' tests
 }
 thread_programs() {
     sanitized_build build/tsan thread && bundled_container || return 1

@@ -41,6 +41,7 @@ def build_dir(pytestconfig: pytest.Config) -> Path:
             building.build(directory)
         except RuntimeError as failure:
             pytest.exit(str(failure), returncode=1)
+    os.environ["HEADRACE_TEST_LIBRARY"] = str(building.shared_library(directory, "headrace"))
     return directory
 
 
@@ -66,13 +67,23 @@ def headrace(build_dir: Path):
     return package
 
 
+# The converter checks its result with the engine: the one that is tested.
+CONVERT = """
+import os, sys
+import headrace
+if library := os.environ.get("HEADRACE_TEST_LIBRARY"):
+    headrace.use_library(library)
+from headrace_tools.convert.cli import main
+sys.exit(main())
+"""
+
+
 def convert(source: Path, destination: Path, *options: str) -> Path:
     """Converts a checkpoint with headrace-convert in a process of its own."""
     env = dict(os.environ)
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tools"), str(ROOT / "python")])
     done = subprocess.run(
-        [sys.executable, "-m", "headrace_tools.convert.cli", str(source), str(destination),
-         *options],
+        [sys.executable, "-c", CONVERT, str(source), str(destination), *options],
         env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )
     assert done.returncode == 0, f"headrace-convert {source} failed:\n{done.stdout}"
@@ -95,14 +106,18 @@ def model_bf16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def fixture_models(tmp_path_factory: pytest.TempPathFactory):
-    """Callable: name of an oracle fixture -> its bf16 container (ids only), converted once."""
+    """Callable: name of an oracle fixture -> its container (ids only), converted once.
+
+    The codec holds the weights exactly: bf16, or f32 for FP8 numbers times float32 scales.
+    """
     base = tmp_path_factory.mktemp("fixtures")
     done: dict[str, Path] = {}
 
     def container(name: str) -> Path:
         if name not in done:
-            done[name] = convert(FIXTURES / name, base / name, "--experts", "bf16",
-                                 "--trunk", "bf16", "--no-tokenizer")
+            codec = "f32" if name.endswith("_fp8") else "bf16"
+            done[name] = convert(FIXTURES / name, base / name, "--experts", codec,
+                                 "--trunk", codec, "--no-tokenizer")
         return done[name]
 
     return container

@@ -107,8 +107,11 @@ def encode(codec: str, w: np.ndarray) -> bytes:
 
 
 def record(codec: str, layer: int, expert: int, gate: np.ndarray, up: np.ndarray, down: np.ndarray,
-           ) -> bytes:
-    """One expert's record: gate and up [inner, hidden], down [hidden, inner], all float32."""
+           biases: tuple[np.ndarray, ...] = ()) -> bytes:
+    """One expert's record: gate and up [inner, hidden], down [hidden, inner], all float32.
+
+    biases: of gate [inner], up [inner] and down [hidden], or none.
+    """
     inner, hidden = gate.shape
     offsets, parts, at = [], [], 64
     for matrix in (gate, up, down):
@@ -116,9 +119,14 @@ def record(codec: str, layer: int, expert: int, gate: np.ndarray, up: np.ndarray
         offsets.append(at)
         parts.append(blob + bytes(round_up(len(blob), 64) - len(blob)))
         at += len(parts[-1])
+    bias_at = at if biases else 0
+    for bias in biases:
+        blob = np.ascontiguousarray(bias, "<f4").tobytes()
+        parts.append(blob + bytes(round_up(len(blob), 64) - len(blob)))
+        at += len(parts[-1])
     total = round_up(at, ALIGN)
     body = b"".join(parts) + bytes(total - at)
-    fields = (b"HREX", 1, CODEC_NUMBER[codec], layer, expert, hidden, inner, total, *offsets, 0)
+    fields = (b"HREX", 1, CODEC_NUMBER[codec], layer, expert, hidden, inner, total, *offsets, bias_at)
     checksum = crc32c(HEADER.pack(*fields, 0) + body)
     return HEADER.pack(*fields, checksum) + body
 
@@ -215,11 +223,11 @@ def make_container(directory: str | Path, layers: int = 2, experts: int = 8, hid
                    inner: int = 32, codec: str = "int8", seed: int = 0, *, top_k: int = 2,
                    vocab: int = 96, trunk_codec: str = "f32", dense: tuple[int, ...] = (),
                    tokenizer: bytes | None = b"synthetic tokenizer\n",
-                   stop_ids: tuple[int, ...] = (1,)) -> dict[str, Any]:
+                   stop_ids: tuple[int, ...] = (1,), biased: bool = False) -> dict[str, Any]:
     """Writes a whole container and returns what is in it.
 
-    directory is created. Layers listed in `dense` have a dense ffn and no bank. The result has
-    path, manifest, banks (layers that have a bank, ascending), record_bytes, tensors (name ->
+    directory is created. Layers listed in `dense` have a dense ffn and no bank; with `biased` the
+    experts have biases. The result has path, manifest, banks (layers that have a bank, ascending), record_bytes, tensors (name ->
     float array) and weights ((layer, expert) -> gate, up, down as float32, before encoding).
     """
     path = Path(directory)
@@ -234,16 +242,20 @@ def make_container(directory: str | Path, layers: int = 2, experts: int = 8, hid
             gate, up = rng.standard_normal((2, inner, hidden), np.float32) / np.float32(hidden**0.5)
             down = rng.standard_normal((hidden, inner), np.float32) / np.float32(inner**0.5)
             weights[layer, expert] = gate, up, down
-            records.append(record(codec, layer, expert, gate, up, down))
+            biases = tuple(rng.standard_normal(n, np.float32) for n in (inner, inner, hidden)
+                           if biased)
+            records.append(record(codec, layer, expert, gate, up, down, biases))
         name = f"experts-{layer:04d}.bin"
         (path / name).write_bytes(b"".join(records))
         banks.append({"layer": layer, "file": name, "codec": codec, "experts": experts,
                       "hidden": hidden, "inner": inner, "record_bytes": len(records[0]),
-                      "crc32c": [HEADER.unpack(r[:64])[-1] for r in records]})
+                      "crc32c": [HEADER.unpack(r[:64])[-1] for r in records]}
+                     | ({"bias": True} if biased else {}))
     if tokenizer is not None:
         (path / "tokenizer.bin").write_bytes(tokenizer)
     count = sum(int(np.prod(t["shape"])) for t in trunk["tensors"] if t["codec"] != "f64")
-    count += sum(3 * b["experts"] * hidden * inner for b in banks)
+    one = 3 * hidden * inner + (2 * inner + hidden) * biased
+    count += sum(b["experts"] * one for b in banks)
     manifest = {
         "format": "headrace-container", "version": 1,
         "model": _parts(layers, experts, hidden, inner, top_k, vocab, set(dense)),
@@ -252,6 +264,9 @@ def make_container(directory: str | Path, layers: int = 2, experts: int = 8, hid
                                                      "bytes": len(tokenizer)},
         "provenance": {"source": "synthetic", "converter": "tests/containers.py", "seed": seed},
     }
+    for ffn in manifest["model"]["ffns"]:
+        if biased and ffn["kind"] == "moe":
+            ffn["expert_bias"] = True
     write_manifest(path, manifest)
     return {"path": str(path), "manifest": manifest, "banks": [b["layer"] for b in banks],
             "record_bytes": banks[0]["record_bytes"] if banks else 0,

@@ -2,6 +2,7 @@
 
 #ifdef __x86_64__
 
+#include "kernels/nibble.h"
 #include "kernels/plane.h"
 #include "kernels/v16_avx2.h"
 #include "kernels/vector_body.h"
@@ -79,6 +80,118 @@ static inline __attribute__((always_inline)) void panel_block(size_t T, const ui
 }
 
 #include "kernels/panel_sums_body.h"
+#include "kernels/rvq_avx2_body.h"
+#include "kernels/rvq_body.h"
+#include "kernels/rvq_search_body.h"
+
+#define NIBBLE_TOKENS 2
+
+/* The unsigned operand of the products is weight + NIBBLE_LARGEST. */
+struct nibble_operand {
+    __m256i table;
+};
+
+static inline struct nibble_operand nibble_operand(const int8_t *table)
+{
+    __m128i t = _mm_loadu_si128((const __m128i *)(const void *)table);
+    t = _mm_add_epi8(t, _mm_set1_epi8(NIBBLE_LARGEST));
+    return (struct nibble_operand){ _mm256_broadcastsi128_si256(t) };
+}
+
+static inline __m256i low_weights(__m256i bytes, const struct nibble_operand *operand)
+{
+    return _mm256_shuffle_epi8(operand->table, _mm256_and_si256(bytes, _mm256_set1_epi8(15)));
+}
+
+static inline __m256i high_weights(__m256i bytes, const struct nibble_operand *operand)
+{
+    return low_weights(_mm256_srli_epi16(bytes, 4), operand);
+}
+
+static inline __m256i load_bytes(const uint8_t *p)
+{
+    return _mm256_loadu_si256((const __m256i *)(const void *)p);
+}
+
+static inline void group_decode(const uint8_t *w, const struct nibble_operand *operand,
+                                uint8_t *tile)
+{
+    for (size_t i = 0; i < NIBBLE_BYTES; i += 32) {
+        __m256i bytes = load_bytes(w + i);
+        _mm256_store_si256((__m256i *)(void *)(tile + i), low_weights(bytes, operand));
+        _mm256_store_si256((__m256i *)(void *)(tile + NIBBLE_BYTES + i),
+                           high_weights(bytes, operand));
+    }
+}
+
+/* -NIBBLE_LARGEST * sum of 32 activations, in every lane. */
+static inline __m256i minus_offset(const int8_t *q)
+{
+    __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)q);
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(NIBBLE_LARGEST), bytes);
+    __m256i s = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-1));
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, _MM_SHUFFLE(1, 0, 3, 2)));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, _MM_SHUFFLE(2, 3, 0, 1)));
+    return _mm256_broadcastd_epi32(half);
+}
+
+/* Four products of at most 2 * NIBBLE_LARGEST * 127 stay below 2^15: nothing saturates. */
+static inline __attribute__((always_inline)) void
+group_slice(size_t V, size_t T, bool decoded, const uint8_t *w,
+            const struct nibble_operand *operand, const int8_t *const *q, size_t at, size_t first,
+            int32_t (*dots)[INT8_PANEL_ROWS])
+{
+    __m256i acc[NIBBLE_TOKENS][8];
+    UNROLL(2)
+    for (size_t t = 0; t < T; t++) {
+        acc[t][0] = minus_offset(q[t] + at);
+        UNROLL(8)
+        for (size_t v = 1; v < V; v++)
+            acc[t][v] = acc[t][0];
+    }
+    for (size_t k = 0; k < NIBBLE_GROUP / 2; k += 4) {
+        __m256i x0[NIBBLE_TOKENS], x1[NIBBLE_TOKENS];
+        UNROLL(2)
+        for (size_t t = 0; t < T; t++) {
+            x0[t] = broadcast4(q[t] + at + k);
+            x1[t] = broadcast4(q[t] + at + 16 + k);
+        }
+        UNROLL(8)
+        for (size_t v = 0; v < V; v++) {
+            const uint8_t *from = w + k * INT8_PANEL_ROWS + 4 * first + 32 * v;
+            __m256i bytes = load_bytes(from);
+            __m256i low = decoded ? bytes : low_weights(bytes, operand);
+            __m256i high = decoded ? load_bytes(from + NIBBLE_BYTES) : high_weights(bytes, operand);
+            UNROLL(2)
+            for (size_t t = 0; t < T; t++) {
+                __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(low, x0[t]),
+                                                 _mm256_maddubs_epi16(high, x1[t]));
+                acc[t][v] = _mm256_add_epi32(acc[t][v],
+                                             _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+            }
+        }
+    }
+    UNROLL(2)
+    for (size_t t = 0; t < T; t++)
+        UNROLL(8)
+        for (size_t v = 0; v < V; v++)
+            _mm256_store_si256((__m256i *)(void *)(dots[t] + first + 8 * v), acc[t][v]);
+}
+
+static inline __attribute__((always_inline)) void
+group_dots(size_t T, bool decoded, const uint8_t *w, const struct nibble_operand *operand,
+           const int8_t *const *q, size_t at, int32_t (*dots)[INT8_PANEL_ROWS])
+{
+    if (T == 1) {
+        group_slice(8, 1, decoded, w, operand, q, at, 0, dots);
+    } else {
+        group_slice(4, 2, decoded, w, operand, q, at, 0, dots);
+        group_slice(4, 2, decoded, w, operand, q, at, INT8_PANEL_ROWS / 2, dots);
+    }
+}
+
+#include "kernels/nibble_body.h"
 
 #define TABLE kernels_table_avx2
 #define ISA "avx2"

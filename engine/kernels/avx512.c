@@ -2,6 +2,7 @@
 
 #ifdef __x86_64__
 
+#include "kernels/nibble.h"
 #include "kernels/plane.h"
 #include "kernels/v16_avx512.h"
 #include "kernels/vector_body.h"
@@ -67,6 +68,96 @@ static inline __attribute__((always_inline)) void panel_block(size_t T, const ui
 }
 
 #include "kernels/panel_sums_body.h"
+#include "kernels/rvq_avx512_body.h"
+#include "kernels/rvq_body.h"
+#include "kernels/rvq_search_body.h"
+
+#define NIBBLE_TOKENS 4
+
+/* The unsigned operand of the dot product is weight + NIBBLE_LARGEST. */
+struct nibble_operand {
+    __m512i table;
+};
+
+static inline struct nibble_operand nibble_operand(const int8_t *table)
+{
+    __m128i t = _mm_loadu_si128((const __m128i *)(const void *)table);
+    t = _mm_add_epi8(t, _mm_set1_epi8(NIBBLE_LARGEST));
+    return (struct nibble_operand){ _mm512_broadcast_i32x4(t) };
+}
+
+/* vpermb uses six bits of an index, and the table repeats after four: no masks are needed. */
+static inline __m512i low_weights(__m512i bytes, const struct nibble_operand *operand)
+{
+    return _mm512_permutexvar_epi8(bytes, operand->table);
+}
+
+static inline __m512i high_weights(__m512i bytes, const struct nibble_operand *operand)
+{
+    return _mm512_permutexvar_epi8(_mm512_srli_epi16(bytes, 4), operand->table);
+}
+
+static inline void group_decode(const uint8_t *w, const struct nibble_operand *operand,
+                                uint8_t *tile)
+{
+    for (size_t i = 0; i < NIBBLE_BYTES; i += 64) {
+        __m512i bytes = _mm512_loadu_si512(w + i);
+        _mm512_store_si512(tile + i, low_weights(bytes, operand));
+        _mm512_store_si512(tile + NIBBLE_BYTES + i, high_weights(bytes, operand));
+    }
+}
+
+/* -NIBBLE_LARGEST * sum of 32 activations, in every lane. */
+static inline __m512i minus_offset(const int8_t *q)
+{
+    __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)q);
+    __m256i s = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(NIBBLE_LARGEST), bytes);
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, _MM_SHUFFLE(1, 0, 3, 2)));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, _MM_SHUFFLE(2, 3, 0, 1)));
+    return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_broadcastd_epi32(half));
+}
+
+static inline __attribute__((always_inline)) void
+group_dots(size_t T, bool decoded, const uint8_t *w, const struct nibble_operand *operand,
+           const int8_t *const *q, size_t at, int32_t (*dots)[INT8_PANEL_ROWS])
+{
+    __m512i acc[NIBBLE_TOKENS][4];
+    UNROLL(4)
+    for (size_t t = 0; t < T; t++) {
+        acc[t][0] = minus_offset(q[t] + at);
+        UNROLL(4)
+        for (size_t v = 1; v < 4; v++)
+            acc[t][v] = acc[t][0];
+    }
+    for (size_t k = 0; k < NIBBLE_GROUP / 2; k += 4) {
+        __m512i low[4], high[4];
+        UNROLL(4)
+        for (size_t v = 0; v < 4; v++) {
+            __m512i bytes = _mm512_loadu_si512(w + k * INT8_PANEL_ROWS + 64 * v);
+            low[v] = decoded ? bytes : low_weights(bytes, operand);
+            high[v] = decoded ? _mm512_loadu_si512(w + NIBBLE_BYTES + k * INT8_PANEL_ROWS + 64 * v)
+                              : high_weights(bytes, operand);
+        }
+        UNROLL(4)
+        for (size_t t = 0; t < T; t++) {
+            __m512i x0 = broadcast4(q[t] + at + k), x1 = broadcast4(q[t] + at + 16 + k);
+            UNROLL(4)
+            for (size_t v = 0; v < 4; v++)
+                acc[t][v] = dot_bytes(acc[t][v], low[v], x0);
+            UNROLL(4)
+            for (size_t v = 0; v < 4; v++)
+                acc[t][v] = dot_bytes(acc[t][v], high[v], x1);
+        }
+    }
+    UNROLL(4)
+    for (size_t t = 0; t < T; t++)
+        UNROLL(4)
+        for (size_t v = 0; v < 4; v++)
+            _mm512_store_si512(dots[t] + 16 * v, acc[t][v]);
+}
+
+#include "kernels/nibble_body.h"
 
 #define TABLE kernels_table_avx512
 #define ISA "avx512"

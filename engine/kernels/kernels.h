@@ -30,7 +30,17 @@ struct qbatch15 {
     size_t k, k_pad;
 };
 
-enum { ATTN_BLOCK = 256, INT8_PANEL_ROWS = 64, ACT_BLOCK = 64 };
+enum { ATTN_BLOCK = 256, INT8_PANEL_ROWS = 64, ACT_BLOCK = 64, RVQ_MAX_BEAM = 32 };
+
+struct rvq_books; /* quant/rvq.h */
+
+/* Tables for encoding sub-vectors of 8 with weights m_d >= 0 on their dimensions. */
+struct rvq_search {
+    uint32_t stages, entries, beam; /* entries a multiple of 16; beam 1..RVQ_MAX_BEAM */
+    const float *mix;               /* [stages][8][entries]: -2 m_d c_d */
+    const float *energy;            /* [stages][entries]: sum_d m_d c_d^2 */
+    const float *cross; /* for s = 1, 2, ..., t < s: [entries of t][entries of s]: 2 sum_d m c c' */
+};
 
 struct kernels {
     const char *isa;
@@ -51,6 +61,30 @@ struct kernels {
     void (*int8_panels15)(const uint8_t *panels, const float *row_scale, size_t rows, size_t p0,
                           size_t p1, const struct qbatch15 *x, const uint32_t *index, size_t n,
                           float *y, size_t ldy);
+
+    /* 4-bit weights: panels of scales [k_pad/32][64], then nibbles [k_pad/32][4][64][4]
+     * (formats/codecs.md). table: the weight of each nibble, |table| <= 32. Rows, panels, tokens as
+     * above. Scales of nibble_panels are bfloat16: acc = fma((float)(2^shift * group sum), scale,
+     * acc) over ascending groups, y = acc * token scale. Scales of mxfp4_panels are exponents e:
+     * y = (float)(sum_g 2^(shift + e_g - base) * group sum) * 2^(base - 128) * token scale, base
+     * being the row's smallest; a row with an e of 255 or e - base > 25 is NaN. */
+    void (*nibble_panels)(const uint8_t *panels, const int8_t *table, size_t rows, size_t p0,
+                          size_t p1, const struct qbatch *x, const uint32_t *index, size_t n,
+                          float *y, size_t ldy);
+    void (*mxfp4_panels)(const uint8_t *panels, const int8_t *table, size_t rows, size_t p0,
+                         size_t p1, const struct qbatch *x, const uint32_t *index, size_t n,
+                         float *y, size_t ldy);
+
+    /* As int8_panels with RVQ weights and bfloat16 row scales; the same integers as if the weights
+     * were decoded to int8 panels first. */
+    void (*rvq_panels)(const struct rvq_books *books, const uint8_t *codes,
+                       const uint16_t *row_scale, size_t rows, size_t p0, size_t p1,
+                       const struct qbatch *x, const uint32_t *index, size_t n, float *y,
+                       size_t ldy);
+    /* Encoder: x [n][8] -> codes [n][stages], the best of a beam search over the stages by
+     * sum_d m_d (x_d - sum_s c_sd)^2. Keys are float32: base = energy + mix x (fma, ascending d),
+     * + key of the beam, + cross of stages 0, 1, ...; ties go to the earlier candidate. */
+    void (*rvq_search)(const struct rvq_search *s, const float *x, size_t n, uint8_t *codes);
 
     /* --- float products (16-lane dot) --- */
     /* y[i*ldy + r] = dot(w row r, x row index[i]) for r in [r0, r1). */
@@ -110,7 +144,8 @@ struct kernels {
 };
 
 const struct kernels *kernels_reference(void);
-/* "auto", "reference", "avx2", "avx512", "neon", "neon-dotprod"; NULL when this machine or build lacks it. */
+/* "auto", "reference", "avx2", "avx512", "neon", "neon-dotprod"; NULL when this machine or build
+ * lacks it. */
 const struct kernels *kernels_find(const char *isa);
 /* Names of the tables that can run here, best first, NULL-terminated. */
 const char *const *kernels_available(void);

@@ -1,4 +1,5 @@
 /* The NEON table. WITH_DOTPROD, TABLE and ISA are defined before. */
+#include "kernels/nibble.h"
 #include "kernels/plane.h"
 #include "kernels/v16_neon.h"
 #include "kernels/vector_body.h"
@@ -114,4 +115,145 @@ static inline __attribute__((always_inline)) void panel_block(size_t T, const ui
 }
 
 #include "kernels/panel_sums_body.h"
+#include "kernels/rvq_neon_body.h"
+#include "kernels/rvq_body.h"
+#include "kernels/rvq_search_body.h"
+
+#define NIBBLE_TOKENS 4
+
+struct nibble_operand {
+    int8x16_t table;
+};
+
+static inline struct nibble_operand nibble_operand(const int8_t *table)
+{
+    return (struct nibble_operand){ vld1q_s8(table) };
+}
+
+static inline int8x16_t low_weights(uint8x16_t bytes, const struct nibble_operand *operand)
+{
+    return vqtbl1q_s8(operand->table, vandq_u8(bytes, vdupq_n_u8(15)));
+}
+
+static inline int8x16_t high_weights(uint8x16_t bytes, const struct nibble_operand *operand)
+{
+    return vqtbl1q_s8(operand->table, vshrq_n_u8(bytes, 4));
+}
+
+static inline void group_decode(const uint8_t *w, const struct nibble_operand *operand,
+                                uint8_t *tile)
+{
+    for (size_t i = 0; i < NIBBLE_BYTES; i += 16) {
+        uint8x16_t bytes = vld1q_u8(w + i);
+        vst1q_u8(tile + i, vreinterpretq_u8_s8(low_weights(bytes, operand)));
+        vst1q_u8(tile + NIBBLE_BYTES + i, vreinterpretq_u8_s8(high_weights(bytes, operand)));
+    }
+}
+
+static inline __attribute__((always_inline)) void
+load_weights(bool decoded, const uint8_t *w, const struct nibble_operand *operand, int8x16_t *low,
+             int8x16_t *high)
+{
+    uint8x16_t bytes = vld1q_u8(w);
+    *low = decoded ? vreinterpretq_s8_u8(bytes) : low_weights(bytes, operand);
+    *high = decoded ? vreinterpretq_s8_u8(vld1q_u8(w + NIBBLE_BYTES)) : high_weights(bytes, operand);
+}
+
+static inline int8x16_t broadcast4(const int8_t *q)
+{
+    int32_t four;
+    memcpy(&four, q, sizeof four);
+    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+
+#if WITH_DOTPROD
+
+static inline __attribute__((always_inline)) void
+group_slice(size_t V, size_t T, bool decoded, const uint8_t *w,
+            const struct nibble_operand *operand, const int8_t *const *q, size_t at, size_t first,
+            int32_t (*dots)[INT8_PANEL_ROWS])
+{
+    int32x4_t acc[NIBBLE_TOKENS][16];
+    UNROLL(4)
+    for (size_t t = 0; t < T; t++)
+        UNROLL(16)
+        for (size_t v = 0; v < V; v++)
+            acc[t][v] = vdupq_n_s32(0);
+    for (size_t k = 0; k < NIBBLE_GROUP / 2; k += 4) {
+        int8x16_t x0[NIBBLE_TOKENS], x1[NIBBLE_TOKENS];
+        UNROLL(4)
+        for (size_t t = 0; t < T; t++) {
+            x0[t] = broadcast4(q[t] + at + k);
+            x1[t] = broadcast4(q[t] + at + 16 + k);
+        }
+        UNROLL(16)
+        for (size_t v = 0; v < V; v++) {
+            int8x16_t low, high;
+            load_weights(decoded, w + k * INT8_PANEL_ROWS + 4 * first + 16 * v, operand, &low, &high);
+            UNROLL(4)
+            for (size_t t = 0; t < T; t++)
+                acc[t][v] = vdotq_s32(vdotq_s32(acc[t][v], low, x0[t]), high, x1[t]);
+        }
+    }
+    UNROLL(4)
+    for (size_t t = 0; t < T; t++)
+        UNROLL(16)
+        for (size_t v = 0; v < V; v++)
+            vst1q_s32(dots[t] + first + 4 * v, acc[t][v]);
+}
+
+#else
+
+/* All 8 products of an int16 lane fit: 8 * NIBBLE_LARGEST * 127 < 2^15. */
+static inline __attribute__((always_inline)) void
+group_slice(size_t V, size_t T, bool decoded, const uint8_t *w,
+            const struct nibble_operand *operand, const int8_t *const *q, size_t at, size_t first,
+            int32_t (*dots)[INT8_PANEL_ROWS])
+{
+    int16x8_t left[NIBBLE_TOKENS][16], right[NIBBLE_TOKENS][16];
+    UNROLL(4)
+    for (size_t t = 0; t < T; t++)
+        UNROLL(16)
+        for (size_t v = 0; v < V; v++)
+            left[t][v] = right[t][v] = vdupq_n_s16(0);
+    for (size_t k = 0; k < NIBBLE_GROUP / 2; k += 4) {
+        int8x8_t x0[NIBBLE_TOKENS], x1[NIBBLE_TOKENS];
+        UNROLL(4)
+        for (size_t t = 0; t < T; t++) {
+            x0[t] = vget_low_s8(broadcast4(q[t] + at + k));
+            x1[t] = vget_low_s8(broadcast4(q[t] + at + 16 + k));
+        }
+        UNROLL(16)
+        for (size_t v = 0; v < V; v++) {
+            int8x16_t low, high;
+            load_weights(decoded, w + k * INT8_PANEL_ROWS + 4 * first + 16 * v, operand, &low, &high);
+            UNROLL(4)
+            for (size_t t = 0; t < T; t++) {
+                left[t][v] = vmlal_s8(left[t][v], vget_low_s8(low), x0[t]);
+                left[t][v] = vmlal_s8(left[t][v], vget_low_s8(high), x1[t]);
+                right[t][v] = vmlal_s8(right[t][v], vget_high_s8(low), x0[t]);
+                right[t][v] = vmlal_s8(right[t][v], vget_high_s8(high), x1[t]);
+            }
+        }
+    }
+    UNROLL(4)
+    for (size_t t = 0; t < T; t++)
+        UNROLL(16)
+        for (size_t v = 0; v < V; v++)
+            vst1q_s32(dots[t] + first + 4 * v,
+                      vpaddq_s32(vpaddlq_s16(left[t][v]), vpaddlq_s16(right[t][v])));
+}
+
+#endif
+
+static inline __attribute__((always_inline)) void
+group_dots(size_t T, bool decoded, const uint8_t *w, const struct nibble_operand *operand,
+           const int8_t *const *q, size_t at, int32_t (*dots)[INT8_PANEL_ROWS])
+{
+    const size_t V = T == 1 ? SLICE_SUMS : T == 2 ? SLICE_SUMS / 2 : SLICE_SUMS / 4;
+    for (size_t first = 0; first < INT8_PANEL_ROWS; first += 4 * V)
+        group_slice(V, T, decoded, w, operand, q, at, first, dots);
+}
+
+#include "kernels/nibble_body.h"
 #include "kernels/table_body.h"

@@ -2,11 +2,13 @@
 #include "kernels/v16_reference.h"
 #include "kernels/vector_body.h"
 
+#include "kernels/nibble.h"
 #include "kernels/quantize_body.h"
 
 enum { PLANES_MAX = 4, PANEL_OFFSET = 0 };
 
 #include "kernels/panels_body.h"
+#include "quant/rvq.h"
 
 static void panel_sums(const uint8_t *panel, size_t blocks, const struct plane *planes,
                        size_t count, int64_t (*sums)[INT8_PANEL_ROWS])
@@ -27,6 +29,82 @@ static void panel_sums(const uint8_t *panel, size_t blocks, const struct plane *
         }
     }
 }
+
+#define NIBBLE_TOKENS 2
+
+struct nibble_operand {
+    const int8_t *table;
+};
+
+static inline struct nibble_operand nibble_operand(const int8_t *table)
+{
+    return (struct nibble_operand){ table };
+}
+
+static inline void group_decode(const uint8_t *w, const struct nibble_operand *operand,
+                                uint8_t *tile)
+{
+    for (size_t i = 0; i < NIBBLE_BYTES; i++) {
+        tile[i] = (uint8_t)operand->table[w[i] & 15];
+        tile[NIBBLE_BYTES + i] = (uint8_t)operand->table[w[i] >> 4];
+    }
+}
+
+static inline void group_dots(size_t T, bool decoded, const uint8_t *w,
+                              const struct nibble_operand *operand, const int8_t *const *q,
+                              size_t at, int32_t (*dots)[INT8_PANEL_ROWS])
+{
+    uint8_t tile[NIBBLE_TILE];
+    if (!decoded) {
+        group_decode(w, operand, tile);
+        w = tile;
+    }
+    memset(dots, 0, T * sizeof *dots);
+    for (size_t t = 0; t < T; t++)
+        for (size_t k = 0; k < NIBBLE_GROUP; k++)
+            for (size_t r = 0; r < INT8_PANEL_ROWS; r++)
+                dots[t][r] += (int8_t)w[k / 4 * INT8_PANEL_ROWS * 4 + 4 * r + k % 4] * q[t][at + k];
+}
+
+#include "kernels/nibble_body.h"
+
+#define RVQ_NATURAL(books) 1
+
+static inline void rvq_reorder(const int8_t *q, int8_t *out)
+{
+    memcpy(out, q, ACT_BLOCK);
+}
+
+static void rvq_decode(const struct rvq_books *books, const uint8_t *codes, uint8_t *out)
+{
+    for (size_t r = 0; r < INT8_PANEL_ROWS; r++)
+        for (size_t j = 0; j < ACT_BLOCK / RVQ_DIM; j++) {
+            uint8_t code[RVQ_MAX_STAGES];
+            rvq_codes_get(books, codes + rvq_code_at(books->planes, ACT_BLOCK, r, j), code);
+            for (size_t d = 0; d < RVQ_DIM; d++) {
+                unsigned sum = 0;
+                for (size_t s = 0; s < books->stages; s++)
+                    sum += books->word[(s * books->entries + code[s]) * RVQ_DIM + d];
+                const size_t k = j * RVQ_DIM + d;
+                out[k / 4 * (4 * INT8_PANEL_ROWS) + 4 * r + k % 4] = (uint8_t)sum;
+            }
+        }
+}
+
+static void rvq_panel_block(size_t count, const uint8_t *w, const struct plane *planes,
+                            int32_t (*total)[INT8_PANEL_ROWS])
+{
+    for (size_t i = 0; i < count; i++)
+        for (size_t r = 0; r < INT8_PANEL_ROWS; r++) {
+            int32_t sum = 0;
+            for (size_t k = 0; k < ACT_BLOCK; k++)
+                sum += (w[k / 4 * (4 * INT8_PANEL_ROWS) + 4 * r + k % 4] - 128) * planes[i].q[k];
+            total[i][r] += sum * (1 << (*planes[i].shift - planes[i].low));
+        }
+}
+
+#include "kernels/rvq_body.h"
+#include "kernels/rvq_search_body.h"
 
 #define TABLE kernels_table_reference
 #define ISA "reference"

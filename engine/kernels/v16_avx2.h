@@ -33,6 +33,14 @@ static inline v16 v16_load_n(const float *p, size_t n)
     V16_BOTH(_mm256_maskload_ps(p, v16_mask(n, 0)),
              n > 8 ? _mm256_maskload_ps(p + 8, v16_mask(n, 8)) : _mm256_setzero_ps());
 }
+static inline __m256 v16_convert_i32(const int32_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+static inline v16 v16_load_i32(const int32_t *p)
+{
+    V16_BOTH(v16_convert_i32(p), v16_convert_i32(p + 8));
+}
 static inline __m256 v16_widen_bf16(__m128i a)
 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(a), 16));
@@ -105,6 +113,13 @@ static inline v16 v16_if_gt(v16 a, v16 b, v16 x, v16 y)
 {
     V16_BOTH(_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ)),
              _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ)));
+}
+
+static inline uint32_t v16_less(v16 a, v16 b)
+{
+    int lo = _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ));
+    int hi = _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ));
+    return (uint32_t)lo | (uint32_t)hi << 8;
 }
 
 static inline v16 v16_bits_and(v16 a, uint32_t m)

@@ -20,6 +20,10 @@ static inline v16 v16_load_n(const float *p, size_t n)
 {
     return _mm512_maskz_loadu_ps(v16_first(n), p);
 }
+static inline v16 v16_load_i32(const int32_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_loadu_si512(p));
+}
 static inline v16 v16_widen_bf16(__m256i a)
 {
     return v16_from_bits(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16));
@@ -54,6 +58,8 @@ static inline v16 v16_if_gt(v16 a, v16 b, v16 x, v16 y)
 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
 }
+
+static inline uint32_t v16_less(v16 a, v16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 
 static inline v16 v16_bits_and(v16 a, uint32_t m)
 {

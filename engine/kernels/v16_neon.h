@@ -30,6 +30,7 @@ static inline v16 v16_load_n(const float *p, size_t n)
     memcpy(all, p, n * sizeof *p);
     return v16_load(all);
 }
+static inline v16 v16_load_i32(const int32_t *p) { V16_EACH(vcvtq_f32_s32(vld1q_s32(p + 4 * i))); }
 static inline v16 v16_load_bf16(const uint16_t *p)
 {
     V16_EACH(V16_F32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));
@@ -73,6 +74,16 @@ static inline v16 v16_if_gt(v16 a, v16 b, v16 x, v16 y)
 }
 static inline v16 v16_max(v16 a, v16 b) { return v16_if_gt(a, b, a, b); }
 static inline v16 v16_min(v16 a, v16 b) { return v16_if_gt(b, a, a, b); }
+
+static inline uint32_t v16_less(v16 a, v16 b)
+{
+    uint16x8_t low = vcombine_u16(vmovn_u32(vcltq_f32(a.val[0], b.val[0])),
+                                  vmovn_u32(vcltq_f32(a.val[1], b.val[1])));
+    uint16x8_t high = vcombine_u16(vmovn_u32(vcltq_f32(a.val[2], b.val[2])),
+                                   vmovn_u32(vcltq_f32(a.val[3], b.val[3])));
+    const uint16x8_t bit = { 1, 2, 4, 8, 16, 32, 64, 128 };
+    return vaddvq_u16(vandq_u16(low, bit)) | (uint32_t)vaddvq_u16(vandq_u16(high, bit)) << 8;
+}
 
 static inline v16 v16_bits_and(v16 a, uint32_t m)
 {

@@ -39,6 +39,7 @@ static inline v16 v16_set1(float a) { V16_EACH(a); }
 static inline v16 v16_load(const float *p) { V16_EACH(p[i]); }
 /* The first n (at most 16) floats, zeros behind; reads nothing beyond them. */
 static inline v16 v16_load_n(const float *p, size_t n) { V16_EACH((size_t)i < n ? p[i] : 0.0f); }
+static inline v16 v16_load_i32(const int32_t *p) { V16_EACH((float)p[i]); }
 static inline v16 v16_load_bf16(const uint16_t *p) { V16_EACH(bits_float((uint32_t)p[i] << 16)); }
 static inline v16 v16_load_bf16_n(const uint16_t *p, size_t n)
 {
@@ -68,6 +69,15 @@ static inline v16 v16_min(v16 a, v16 b) { V16_EACH(a.lane[i] < b.lane[i] ? a.lan
 static inline v16 v16_if_gt(v16 a, v16 b, v16 x, v16 y)
 {
     V16_EACH(a.lane[i] > b.lane[i] ? x.lane[i] : y.lane[i]);
+}
+
+/* Bit i: lane i of a is less than that of b. */
+static inline uint32_t v16_less(v16 a, v16 b)
+{
+    uint32_t mask = 0;
+    for (unsigned i = 0; i < 16; i++)
+        mask |= (uint32_t)(a.lane[i] < b.lane[i]) << i;
+    return mask;
 }
 
 /* Operations on the bits of every lane. */

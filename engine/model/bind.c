@@ -262,8 +262,6 @@ static hr_status bind_ngram(struct binder *b, struct ngram_weights *w)
 {
     const struct architecture *a = &b->m->arch;
     const uint32_t width = stream_width(a), e = a->ngram.tables * a->ngram.dim;
-    if (a->ngram.order == 0) return HR_OK;
-    b->layer = a->ngram.layer;
     TRY(weight(b, "ngram.key", width, e, &w->key));
     TRY(weight(b, "ngram.value", a->hidden, e, &w->value));
     TRY(vector(b, "ngram.norm_key", width, &w->norm_key));
@@ -328,7 +326,10 @@ static hr_status bind_all(struct binder *b)
         w->bank = bank++;
         TRY(bind_moe(b, &ffn->moe, &w->moe));
     }
-    TRY(bind_ngram(b, &m->ngram));
+    for (uint32_t i = 0; i < a->ngram.site_count; i++) {
+        b->layer = a->ngram.sites[i].layer;
+        TRY(bind_ngram(b, &m->ngram[i]));
+    }
     if (bank < m->c->bank_count)
         return fail(b->err, HR_ERR_FORMAT, "%s/manifest.json: a bank of experts is given for layer %u, which has none",
                     m->c->path, m->c->banks[bank].layer);

@@ -129,9 +129,13 @@ static hr_status run_ngram(const struct forward_call *call, uint32_t i, const in
                            uint32_t n, hr_error *err)
 {
     const struct model *m = call->model;
-    if (m->arch.ngram.order == 0 || m->arch.ngram.layer != i) return HR_OK;
-    const struct ngram_call g = {&m->nn, &m->arch, &m->ngram, m->ngram_rows,
-                                 &call->state->ngram, call->scratch->residual.h};
+    uint32_t at = 0;
+    while (at < m->arch.ngram.site_count && m->arch.ngram.sites[at].layer != i) at++;
+    if (at == m->arch.ngram.site_count) return HR_OK;
+    const struct ngram_call g = {.nn = &m->nn, .arch = &m->arch, .site = &m->arch.ngram.sites[at],
+                                 .weights = &m->ngram[at], .rows = m->ngram_rows,
+                                 .state = &call->state->ngram[at],
+                                 .stream = call->scratch->residual.h};
     struct carve c = {call->scratch->part, 0};
     struct ngram_scratch s;
     ngram_carve(&c, &m->arch, n, &s);

@@ -25,7 +25,7 @@ struct model {
     struct matrix embed, head;
     struct residual_site final_site;
     struct layer_weights *layers;
-    struct ngram_weights ngram;
+    struct ngram_weights ngram[MAX_NGRAM_SITES];
     struct row_table *ngram_rows;
     struct matrix *stacks; /* the heads' own matrices of latent attention */
     size_t stack_count;

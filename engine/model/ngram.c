@@ -39,16 +39,17 @@ static int32_t token_before(const struct ngram_ctx *c, uint32_t t, uint32_t back
 static void row_numbers(const struct ngram_ctx *c, uint32_t t, uint64_t *rows)
 {
     const struct ngram_part *p = &c->call->arch->ngram;
-    uint64_t mixed = (uint64_t)(uint32_t)c->ids[t] * p->multipliers[0];
+    const struct ngram_site *s = c->call->site;
+    uint64_t mixed = (uint64_t)(uint32_t)c->ids[t] * s->multipliers[0];
     bool cut = false;
     for (uint32_t back = 1; back < p->order; back++) {
         const int32_t before = token_before(c, t, back);
         cut = cut || before < 0 || before == p->eos;
         const uint64_t id = (uint64_t)(uint32_t)(cut ? p->eos : before);
-        mixed ^= id * p->multipliers[back];
+        mixed ^= id * s->multipliers[back];
         for (uint32_t h = 0; h < p->heads; h++) {
             const uint32_t i = (back - 1) * p->heads + h;
-            rows[i] = p->offsets[i] + mixed % p->primes[i];
+            rows[i] = s->offsets[i] + mixed % s->primes[i];
         }
     }
 }

@@ -22,6 +22,7 @@ void ngram_carve(struct carve *c, const struct architecture *a, uint32_t n,
 struct ngram_call {
     const struct nn *nn;
     const struct architecture *arch;
+    const struct ngram_site *site;
     const struct ngram_weights *weights;
     struct row_table *rows;
     struct ngram_state *state;

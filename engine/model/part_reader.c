@@ -110,12 +110,48 @@ static hr_status read_u64_list(const struct json *o, const char *key, uint32_t c
     return HR_OK;
 }
 
+static hr_status read_ngram_site(const struct json *o, uint32_t layers, const char *where,
+                                 const struct ngram_part *p, struct ngram_site *s, hr_error *err)
+{
+    static const char *const keys[] = {"layer", "multipliers", "primes", "offsets", NULL};
+    TRY(json_only_keys(o, keys, where, err));
+    TRY(json_need_u32(o, "layer", 0, (int64_t)layers - 1, where, &s->layer, err));
+    TRY(read_u64_list(o, "multipliers", p->order, INT64_MAX, where, s->multipliers, err));
+    TRY(read_u64_list(o, "primes", p->tables, (int64_t)1 << 40, where, s->primes, err));
+    TRY(read_u64_list(o, "offsets", p->tables, (int64_t)1 << 40, where, s->offsets, err));
+    for (uint32_t i = 0; i < p->tables; i++)
+        if (s->primes[i] == 0 || s->offsets[i] + s->primes[i] > p->rows)
+            return fail(err, HR_ERR_FORMAT, "%s: table %u reaches beyond the %llu rows", where, i,
+                        (unsigned long long)p->rows);
+    return HR_OK;
+}
+
+static hr_status read_ngram_sites(const struct json *o, uint32_t layers, struct ngram_part *p,
+                                  hr_error *err)
+{
+    const struct json *list = NULL;
+    char where[64];
+    TRY(json_need(o, "sites", JSON_ARRAY, "manifest.json: model: ngram", &list, err));
+    const size_t count = json_len(list);
+    if (count == 0 || count > MAX_NGRAM_SITES)
+        return fail(err, HR_ERR_UNSUPPORTED, "manifest.json: model: ngram: %zu sites, 1 to %d are supported",
+                    count, MAX_NGRAM_SITES);
+    p->site_count = (uint32_t)count;
+    for (uint32_t i = 0; i < p->site_count; i++) {
+        snprintf(where, sizeof where, "manifest.json: model: ngram: sites[%u]", i);
+        TRY(read_ngram_site(json_at(list, i), layers, where, p, &p->sites[i], err));
+        if (i > 0 && p->sites[i].layer <= p->sites[i - 1].layer)
+            return fail(err, HR_ERR_FORMAT, "%s: layer %u does not follow layer %u", where,
+                        p->sites[i].layer, p->sites[i - 1].layer);
+    }
+    return HR_OK;
+}
+
 hr_status ngram_read(const struct json *model, uint32_t layers, bool hyper, struct ngram_part *p,
                      hr_error *err)
 {
-    static const char *const keys[] = {"layer",     "order",    "heads",       "dim",    "rows",
-                                       "conv_taps", "dilation", "eos",         "codec",  "multipliers",
-                                       "primes",    "offsets",  NULL};
+    static const char *const keys[] = {"order",    "heads", "dim",   "rows",  "conv_taps",
+                                       "dilation", "eos",   "codec", "sites", NULL};
     const char *where = "manifest.json: model: ngram", *codec = NULL;
     const struct json *o = json_get(model, "ngram");
     int64_t rows = 0, eos = 0;
@@ -123,7 +159,6 @@ hr_status ngram_read(const struct json *model, uint32_t layers, bool hyper, stru
     TRY(json_need(model, "ngram", JSON_OBJECT, "manifest.json: model", &o, err));
     TRY(json_only_keys(o, keys, where, err));
     if (!hyper) return fail(err, HR_ERR_UNSUPPORTED, "%s: needs a hyper residual", where);
-    TRY(json_need_u32(o, "layer", 0, (int64_t)layers - 1, where, &p->layer, err));
     TRY(json_need_u32(o, "order", 2, MAX_NGRAM_ORDER, where, &p->order, err));
     TRY(json_need_u32(o, "heads", 1, MAX_NGRAM_TABLES / (p->order - 1), where, &p->heads, err));
     TRY(json_need_u32(o, "dim", 1, 1000, where, &p->dim, err));
@@ -138,12 +173,5 @@ hr_status ngram_read(const struct json *model, uint32_t layers, bool hyper, stru
     p->rows = (uint64_t)rows;
     p->eos = (int32_t)eos;
     p->tables = (p->order - 1) * p->heads;
-    TRY(read_u64_list(o, "multipliers", p->order, INT64_MAX, where, p->multipliers, err));
-    TRY(read_u64_list(o, "primes", p->tables, (int64_t)1 << 40, where, p->primes, err));
-    TRY(read_u64_list(o, "offsets", p->tables, (int64_t)1 << 40, where, p->offsets, err));
-    for (uint32_t i = 0; i < p->tables; i++)
-        if (p->primes[i] == 0 || p->offsets[i] + p->primes[i] > p->rows)
-            return fail(err, HR_ERR_FORMAT, "%s: table %u reaches beyond the %lld rows", where, i,
-                        (long long)rows);
-    return HR_OK;
+    return read_ngram_sites(o, layers, p, err);
 }

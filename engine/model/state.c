@@ -54,9 +54,10 @@ void state_carve(struct carve *c, const struct architecture *a, uint32_t ctx, st
         carve_layer(c, layer_mixer(a, i), ctx, &s);
         if (state->layers) state->layers[i] = s;
     }
-    if (a->ngram.order == 0) return;
-    state->ngram.history = carve_take(c, (a->ngram.order - 1) * sizeof(float));
-    state->ngram.conv = carve_take(c, ngram_conv_floats(a) * sizeof(float));
+    for (uint32_t i = 0; i < a->ngram.site_count; i++) {
+        state->ngram[i].history = carve_take(c, (a->ngram.order - 1) * sizeof(float));
+        state->ngram[i].conv = carve_take(c, ngram_conv_floats(a) * sizeof(float));
+    }
 }
 
 void state_clear(const struct architecture *a, struct state *state)
@@ -67,9 +68,10 @@ void state_clear(const struct architecture *a, struct state *state)
         memset(state->layers[i].delta.S, 0, delta_S_floats(&m->delta) * sizeof(float));
         memset(state->layers[i].delta.conv, 0, delta_conv_floats(&m->delta) * sizeof(float));
     }
-    if (a->ngram.order == 0) return;
-    for (uint32_t i = 0; i + 1 < a->ngram.order; i++) state->ngram.history[i] = -1.0f;
-    memset(state->ngram.conv, 0, ngram_conv_floats(a) * sizeof(float));
+    for (uint32_t s = 0; s < a->ngram.site_count; s++) {
+        for (uint32_t i = 0; i + 1 < a->ngram.order; i++) state->ngram[s].history[i] = -1.0f;
+        memset(state->ngram[s].conv, 0, ngram_conv_floats(a) * sizeof(float));
+    }
 }
 
 static hr_status attention_pieces(const struct attention_part *p, struct attention_state *s,
@@ -106,9 +108,11 @@ hr_status state_pieces(const struct architecture *a, struct state *state, uint32
 {
     for (uint32_t i = 0; i < a->layers; i++)
         TRY(layer_pieces(layer_mixer(a, i), &state->layers[i], position, fn, user, err));
-    if (a->ngram.order == 0) return HR_OK;
-    TRY(fn(user, state->ngram.history, a->ngram.order - 1, err));
-    return fn(user, state->ngram.conv, ngram_conv_floats(a), err);
+    for (uint32_t i = 0; i < a->ngram.site_count; i++) {
+        TRY(fn(user, state->ngram[i].history, a->ngram.order - 1, err));
+        TRY(fn(user, state->ngram[i].conv, ngram_conv_floats(a), err));
+    }
+    return HR_OK;
 }
 
 struct copy_walk {

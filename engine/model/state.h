@@ -15,7 +15,7 @@ struct layer_state {
 
 struct state {
     struct layer_state *layers;
-    struct ngram_state ngram;
+    struct ngram_state ngram[MAX_NGRAM_SITES];
 };
 
 /* Lays all state for ctx tokens; state->layers may be NULL when measuring. */

@@ -79,7 +79,7 @@ static void activate_task(void *ctx, uint32_t task, uint32_t worker)
         c->nn->k->add(u, job->up_bias, inner);
     }
     activate(c->nn->k, &job->act, h, u, inner);
-    if (job->down->codec == CODEC_INT8) c->nn->k->quantize(h, &job->mid.q, i);
+    if (codec_reads_quantized(job->down->codec)) c->nn->k->quantize(h, &job->mid.q, i);
 }
 
 static void down_task(void *ctx, uint32_t task, uint32_t worker)

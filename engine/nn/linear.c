@@ -49,7 +49,7 @@ static void prepare_task(void *p, uint32_t task, uint32_t worker)
 
 void linear_input_prepare(const struct nn *nn, struct linear_input *in, enum codec codec)
 {
-    if (codec != CODEC_INT8 || in->quantized) return;
+    if (!codec_reads_quantized(codec) || in->quantized) return;
     struct prepare_ctx c = {nn, in};
     pool_run(nn->pool, in->n, prepare_task, &c);
     in->quantized = true;
@@ -57,13 +57,13 @@ void linear_input_prepare(const struct nn *nn, struct linear_input *in, enum cod
 
 uint32_t linear_units(const struct matrix *w)
 {
-    if (w->codec == CODEC_INT8) return w->rows_pad / INT8_PANEL_ROWS;
+    if (codec_reads_quantized(w->codec)) return w->rows_pad / INT8_PANEL_ROWS;
     return (w->rows + FLOAT_ROWS - 1) / FLOAT_ROWS;
 }
 
 void linear_unit_rows(const struct matrix *w, uint32_t unit, uint32_t *first, uint32_t *end)
 {
-    const uint32_t rows = w->codec == CODEC_INT8 ? INT8_PANEL_ROWS : FLOAT_ROWS;
+    const uint32_t rows = codec_reads_quantized(w->codec) ? INT8_PANEL_ROWS : FLOAT_ROWS;
     *first = unit * rows;
     *end = w->rows - *first < rows ? w->rows : *first + rows;
 }
@@ -72,16 +72,22 @@ void linear_unit(const struct nn *nn, const struct matrix *w, uint32_t unit,
                  const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
                  size_t ldy)
 {
-    if (w->codec == CODEC_INT8) {
-        nn->k->int8_panels(w->data, w->scale, w->rows, unit, unit + 1, &in->q, index, n, y, ldy);
-        return;
-    }
+    const struct kernels *k = nn->k;
     uint32_t r0, r1;
     linear_unit_rows(w, unit, &r0, &r1);
-    if (w->codec == CODEC_BF16)
-        nn->k->bf16_rows(w->data, w->cols, r0, r1, in->x, in->ldx, index, n, y, ldy);
+    if (w->codec == CODEC_INT8)
+        k->int8_panels(w->data, w->scale, w->rows, unit, unit + 1, &in->q, index, n, y, ldy);
+    else if (codec_is_rvq(w->codec))
+        k->rvq_panels(w->books, w->data, w->scale16, w->rows, unit, unit + 1, &in->q, index, n, y,
+                      ldy);
+    else if (w->codec == CODEC_MXFP4)
+        k->mxfp4_panels(w->data, w->table, w->rows, unit, unit + 1, &in->q, index, n, y, ldy);
+    else if (codec_is_4bit(w->codec))
+        k->nibble_panels(w->data, w->table, w->rows, unit, unit + 1, &in->q, index, n, y, ldy);
+    else if (w->codec == CODEC_BF16)
+        k->bf16_rows(w->data, w->cols, r0, r1, in->x, in->ldx, index, n, y, ldy);
     else
-        nn->k->f32_rows(w->data, w->cols, r0, r1, in->x, in->ldx, index, n, y, ldy);
+        k->f32_rows(w->data, w->cols, r0, r1, in->x, in->ldx, index, n, y, ldy);
 }
 
 struct run_ctx {

@@ -117,14 +117,21 @@ struct dense_weights {
     struct matrix gate, up, down;
 };
 
-enum { MAX_NGRAM_ORDER = 8, MAX_NGRAM_TABLES = 128 };
-struct ngram_part { /* hashed n-gram embeddings added to a hyper residual; order == 0: none */
-    uint32_t layer, order, heads, dim, conv_taps, dilation;
-    int32_t eos;
-    uint64_t rows, multipliers[MAX_NGRAM_ORDER];
-    uint32_t tables; /* (order - 1) * heads */
+enum { MAX_NGRAM_ORDER = 8, MAX_NGRAM_TABLES = 128, MAX_NGRAM_SITES = 4 };
+struct ngram_site { /* the layer before which rows are added, and its hash */
+    uint32_t layer;
+    uint64_t multipliers[MAX_NGRAM_ORDER];
     uint64_t primes[MAX_NGRAM_TABLES], offsets[MAX_NGRAM_TABLES];
+};
+
+struct ngram_part { /* hashed n-gram embeddings added to a hyper residual; order == 0: none */
+    uint32_t order, heads, dim, conv_taps, dilation;
+    int32_t eos;
+    uint64_t rows;
+    uint32_t tables; /* (order - 1) * heads */
     enum codec codec;
+    uint32_t site_count;
+    struct ngram_site sites[MAX_NGRAM_SITES]; /* ascending layer */
 };
 
 struct ngram_weights {

@@ -73,6 +73,7 @@ static hr_status check_files(const struct container *c, hr_error *err)
     for (uint32_t i = 0; i < c->bank_count; i++)
         TRY(check_file(c, c->banks[i].file, bank_bytes(&c->banks[i]), err));
     if (c->has_tokenizer) TRY(check_file(c, TOKENIZER_NAME, c->tokenizer_bytes, err));
+    if (c->ngram.rows > 0) TRY(check_file(c, NGRAM_NAME, c->ngram.bytes, err));
     return HR_OK;
 }
 

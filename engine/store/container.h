@@ -28,6 +28,12 @@ struct bank_entry { /* one MoE layer's routed experts */
     const uint32_t *crc;         /* [experts] expected CRC32C of every record */
 };
 
+struct ngram_entry { /* the rows of ngram.bin; rows is 0 without */
+    uint64_t rows;
+    uint32_t dim, row_bytes;
+    uint64_t bytes; /* length of the file */
+};
+
 struct container {
     char *path;
     int dir_fd;
@@ -39,6 +45,7 @@ struct container {
     uint64_t trunk_bytes;          /* length of trunk.bin */
     const uint32_t *trunk_crc;     /* per chunk of 1 MiB (the last may be shorter) */
     uint32_t trunk_chunks;
+    struct ngram_entry ngram;
     bool has_tokenizer;
     uint64_t tokenizer_bytes;
     int32_t stop_ids[16];

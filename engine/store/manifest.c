@@ -7,6 +7,7 @@
 #include "base/carve.h"
 #include "store/direct_io.h"
 #include "store/regular_file.h"
+#include "store/row_table.h"
 
 enum {
     NAME_MAX_BYTES = 127, /* of a tensor */
@@ -249,6 +250,30 @@ static hr_status read_tokenizer(struct container *c, const struct json *root, hr
     return HR_OK;
 }
 
+/* Only what the file's length and pages follow from; the model reads the rest. */
+static hr_status read_ngram(struct container *c, hr_error *err)
+{
+    static const char where[] = MANIFEST_NAME ": model: ngram";
+    const struct json *v = json_get(c->model, "ngram");
+    struct ngram_entry *n = &c->ngram;
+    enum codec codec = CODEC_NONE;
+    int64_t rows;
+
+    if (v == NULL || json_kind(v) == JSON_NULL) return HR_OK;
+    if (json_kind(v) != JSON_OBJECT)
+        return fail(err, HR_ERR_FORMAT, "%s is neither an object nor null", where);
+    TRY(json_need_int(v, "rows", 1, (int64_t)1 << 40, where, &rows, err));
+    TRY(json_need_u32(v, "dim", 1, ROW_PAGE_PAYLOAD / 4, where, &n->dim, err));
+    TRY(need_codec(v, where, &codec, err));
+    if (codec != CODEC_BF16 && codec != CODEC_F32)
+        return fail(err, HR_ERR_FORMAT, "%s: codec %s is not allowed for rows", where,
+                    codec_name(codec));
+    n->rows = (uint64_t)rows;
+    n->row_bytes = n->dim * (codec == CODEC_F32 ? 4 : 2);
+    n->bytes = row_table_bytes(n->rows, n->row_bytes);
+    return HR_OK;
+}
+
 /* A weight count above what the tensors can hold is a lie; which padding counts is not ours. */
 static hr_status read_parameters(struct container *c, const struct json *root, hr_error *err)
 {
@@ -262,6 +287,7 @@ static hr_status read_parameters(struct container *c, const struct json *root, h
         const double biases = b->bias ? 2.0 * b->inner + b->hidden : 0.0;
         most += (double)b->experts * (3.0 * (double)b->hidden * (double)b->inner + biases);
     }
+    most += (double)c->ngram.rows * (double)c->ngram.dim;
     TRY(json_need_int(root, "parameters", 0, INT64_MAX, MANIFEST_NAME, &parameters, err));
     if ((double)parameters > most * (1 + 1e-9))
         return fail(err, HR_ERR_FORMAT,
@@ -389,6 +415,7 @@ static hr_status build(struct json_doc *doc, const char *path, struct mem_budget
     hr_status s = read_trunk(c, trunk, trunk_crc, err);
     if (s == HR_OK) s = read_banks(c, experts, expert_crc, err);
     if (s == HR_OK) s = read_tokenizer(c, root, err);
+    if (s == HR_OK) s = read_ngram(c, err);
     if (s == HR_OK) s = read_stop_ids(c, root, err);
     if (s == HR_OK) s = read_parameters(c, root, err);
     if (s != HR_OK) {
@@ -396,7 +423,7 @@ static hr_status build(struct json_doc *doc, const char *path, struct mem_budget
         return s;
     }
     c->manifest = doc;
-    c->total_bytes = c->trunk_bytes + c->tokenizer_bytes;
+    c->total_bytes = c->trunk_bytes + c->tokenizer_bytes + c->ngram.bytes;
     for (uint32_t i = 0; i < c->bank_count; i++) c->total_bytes += bank_bytes(&c->banks[i]);
     *out = c;
     return HR_OK;

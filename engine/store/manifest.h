@@ -8,6 +8,7 @@
 #define MANIFEST_LIST_NAME "manifest.sha256"
 #define TRUNK_NAME "trunk.bin"
 #define TOKENIZER_NAME "tokenizer.bin"
+#define NGRAM_NAME "ngram.bin"
 #define UNFINISHED_NAME "conversion.log"
 
 enum { MANIFEST_MAX = 16 << 20 };

@@ -4,7 +4,14 @@
 
 #include "store/container.h"
 
+enum { ROW_PAGE = 4096, ROW_PAGE_PAYLOAD = 4084 };
+
 struct row_table;
+
+/* Bytes of the file; rows and row_bytes (at most ROW_PAGE_PAYLOAD) are above 0. */
+uint64_t row_table_bytes(uint64_t rows, uint32_t row_bytes);
+/* Does the page carry this number and its own checksum? */
+bool row_page_valid(const uint8_t page[ROW_PAGE], uint64_t number);
 
 /* The file holds pages of 4096 bytes: whole rows from the start, the page's number (u64) at 4084,
  * the CRC32C of the 4092 bytes before it at 4092. Its size must be what rows and row_bytes give. */

@@ -14,6 +14,7 @@
 #include "store/record.h"
 #include "store/direct_io.h"
 #include "store/regular_file.h"
+#include "store/row_table.h"
 
 enum { BLOCK = TRUNK_CHUNK };
 
@@ -225,6 +226,32 @@ static void check_bank(struct stream *s, const struct bank_entry *k)
     }
 }
 
+/* Pages localise a fault; the bytes between the rows and the page's number are zero. */
+static void check_ngram(struct stream *s)
+{
+    struct verify *v = s->v;
+    const struct ngram_entry *n = &v->c->ngram;
+    const uint64_t per_page = ROW_PAGE_PAYLOAD / n->row_bytes;
+    while (s->at < n->bytes && s->at < s->bytes) {
+        const uint64_t start = s->at, end = n->bytes < s->bytes ? n->bytes : s->bytes;
+        const size_t count = at_most(end - start);
+        uint64_t where;
+        if (!next_block(s, count)) return;
+        for (size_t at = 0; at + ROW_PAGE <= count; at += ROW_PAGE) {
+            const uint64_t number = (start + at) / ROW_PAGE, first = number * per_page;
+            const uint64_t rows = n->rows - first < per_page ? n->rows - first : per_page;
+            const uint8_t *page = v->block + at;
+            if (!row_page_valid(page, number))
+                fault(v, NGRAM_NAME ": page %llu (byte %llu, rows %llu to %llu) is damaged or out "
+                      "of place", (unsigned long long)number, (unsigned long long)(start + at),
+                      (unsigned long long)first, (unsigned long long)(first + rows));
+            else if (find_nonzero(page, 0, ROW_PAGE, rows * n->row_bytes, ROW_PAGE_PAYLOAD, &where))
+                fault(v, NGRAM_NAME ": byte %llu is padding and not zero",
+                      (unsigned long long)(start + at + where));
+        }
+    }
+}
+
 static const struct bank_entry *bank_of(const struct container *c, const char *name)
 {
     for (uint32_t i = 0; i < c->bank_count; i++)
@@ -242,6 +269,8 @@ static bool expected_bytes(const struct container *c, const char *name, uint64_t
         *bytes = c->trunk_bytes;
     else if (c->has_tokenizer && strcmp(name, TOKENIZER_NAME) == 0)
         *bytes = c->tokenizer_bytes;
+    else if (c->ngram.rows > 0 && strcmp(name, NGRAM_NAME) == 0)
+        *bytes = c->ngram.bytes;
     else
         return false;
     return true;
@@ -270,6 +299,8 @@ static void check_file(struct verify *v, const char *name)
             check_bank(&s, k);
         else if (strcmp(name, TRUNK_NAME) == 0)
             check_trunk(&s);
+        else if (strcmp(name, NGRAM_NAME) == 0)
+            check_ngram(&s);
     }
     while (s.at < s.bytes && next_block(&s, at_most(s.bytes - s.at))) {
     }
@@ -307,6 +338,7 @@ static void check_all(struct verify *v)
     check_unlisted(v, TRUNK_NAME);
     for (uint32_t i = 0; i < c->bank_count; i++) check_unlisted(v, c->banks[i].file);
     if (c->has_tokenizer) check_unlisted(v, TOKENIZER_NAME);
+    if (c->ngram.rows > 0) check_unlisted(v, NGRAM_NAME);
 }
 
 static void read_manifest(struct verify *v, const char *path)

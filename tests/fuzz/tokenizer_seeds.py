@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from headrace_tools.convert.tokenizer import byte_alphabet, compile_tokenizer  #
 
 TEXTS = (
     "", " a  b\r\n'S 12 <s> ab <sx>", "e\u0301\uac00\u11a8 \u1100\u1161 x", "\t\t  \n\n",
-    "aaaaaaaa",
+    "aaaaaaaa", "internationalization \u4e2d\u6587a", "   a    <s>  \n\n",
 )
 
 
@@ -34,9 +35,21 @@ def small(pattern: str, nfc: bool, ignore_merges: bool) -> dict:
         "added_tokens": [
             {"id": 300, "content": "<s>", "special": True, "normalized": False},
             {"id": 301, "content": "<sx>", "special": False, "normalized": True},
-            {"id": 302, "content": "<s", "special": False, "normalized": False}],
+            {"id": 302, "content": "<s", "special": False, "normalized": False},
+            {"id": 303, "content": "   ", "special": False, "normalized": True}],
         "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges},
     }
+
+
+def ranks(folder: Path) -> None:
+    """A tiktoken.model of the bytes and some strings that merges do or do not reach."""
+    tokens = [bytes([byte]) for byte in range(256)]
+    tokens += [b"ab", b"aa", b"aaa", b" a", b"aabaa", b"zzzz", b"\xe4\xb8", b"\xe4\xb8\xad"]
+    lines = [f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)]
+    (folder / "tiktoken.model").write_text("".join(lines))
+    config = {"tokenizer_class": "TikTokenTokenizer",
+              "added_tokens_decoder": {"264": {"content": "<s>", "special": True}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def main(target: Path) -> None:
@@ -49,6 +62,9 @@ def main(target: Path) -> None:
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / "tokenizer.json").write_text(json.dumps(spec))
             builds.append((f"small{number}", compile_tokenizer(Path(directory), 4096).data))
+    with tempfile.TemporaryDirectory() as directory:
+        ranks(Path(directory))
+        builds.append(("ranks", compile_tokenizer(Path(directory), 4096).data))
     for folder in sorted((ROOT / "tests" / "fixtures" / "tokenizers").iterdir()):
         builds.append((folder.name, compile_tokenizer(folder, 4096).data))
     for name, data in builds:

@@ -59,6 +59,9 @@ class Trace:
 class ReferenceModel:
     """The whole model in one dtype; `weights` as `load_tensors` gives them."""
 
+    gate = staticmethod(silu)
+    """What the delta rule's output gate goes through."""
+
     def __init__(self, directory: Path, dtype: type = np.float64) -> None:
         config = json.loads((directory / "config.json").read_text())
         tied = config.get("tie_word_embeddings", False)
@@ -111,7 +114,7 @@ class ReferenceModel:
             out[t] = np.einsum("hkv,hk->hv", state, q[t])
         z = (x @ self.w(layer, "linear_attn.in_proj_z.weight").T).reshape(steps, vh, vd)
         out = out / np.sqrt((out * out).mean(-1, keepdims=True) + self.eps)
-        out = out * self.w(layer, "linear_attn.norm.weight") * silu(z)
+        out = out * self.w(layer, "linear_attn.norm.weight") * self.gate(z)
         return out.reshape(steps, -1) @ self.w(layer, "linear_attn.out_proj.weight").T
 
     def rotate(self, x: np.ndarray) -> np.ndarray:

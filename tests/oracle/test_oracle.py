@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
-NAMES = sorted(p.parent.name for p in FIXTURES.glob("qwen3_5_moe*/oracle.json"))
+NAMES = sorted(p.parent.name for p in FIXTURES.glob("*/oracle.json"))
 
 
 def test_fixtures_are_there():
-    assert len(NAMES) >= 6, f"tests/fixtures holds {NAMES}"
+    assert len(NAMES) >= 30, f"tests/fixtures holds {NAMES}"
 
 
 @pytest.fixture(params=NAMES)
@@ -29,6 +29,9 @@ def oracle(request, fixture_models, headrace):
     stated = json.loads((FIXTURES / name / "oracle.json").read_text())
     arrays["tolerance"] = stated["stats"]["suggested_abs_tol_f32"]
     arrays["path"] = fixture_models(name)
+    model = json.loads((arrays["path"] / "manifest.json").read_text())["model"]
+    # A selection bias ranks experts by another number than their weight.
+    arrays["biased"] = any(f.get("select_bias") for f in model["ffns"])
     offsets = arrays["offsets"]
     arrays["prompts"] = [arrays["input_ids"][a:b] for a, b in zip(offsets, offsets[1:])]
     return arrays
@@ -66,7 +69,8 @@ def test_routed_experts(oracle, headrace):
                                           oracle["router_ids"][:, rows])
             np.testing.assert_allclose(np.take_along_axis(weights, order, -1),
                                        oracle["router_weights"][:, rows], atol=2e-3)
-            assert (np.diff(weights, axis=-1) <= 0).all(), "rank order is by falling weight"
+            if not oracle["biased"]:
+                assert (np.diff(weights, axis=-1) <= 0).all(), "rank order is by falling weight"
 
 
 def test_routed_experts_of_generated_tokens(oracle, headrace):

@@ -16,7 +16,7 @@ import pytest
 import sparse_checkpoint
 from convert_helpers import IDS_ONLY, data_files, manifest, run, tree, trunk_tensor
 from headrace_tools.convert import cli
-from headrace_tools.convert.families.qwen35 import rope_frequencies
+from headrace_tools.convert.families.rope import rope_frequencies
 from headrace_tools.convert.quantise import decode, encode_block, matrix_bytes
 from headrace_tools.crc32c import crc32c
 from hypothesis import given, settings

@@ -250,8 +250,8 @@ def test_shapes_and_dtypes_are_checked(tmp_path, capsys):
 
 def test_unsupported_family(tmp_path, capsys):
     source = write_checkpoint(tmp_path / "m")
-    for model_type in ("mixtral", None, 7, ["x"]):
-        config = text_config(model_type=model_type, architectures=["MixtralForCausalLM"])
+    for model_type in ("dbrx", None, 7, ["x"]):
+        config = text_config(model_type=model_type, architectures=["DbrxForCausalLM"])
         (source / "config.json").write_text(json.dumps(config))
         message = refused(source, tmp_path, capsys)
         assert "not a supported family" in message and "qwen3_5_moe" in message
@@ -266,8 +266,9 @@ CONFIG_FAULTS = [
     ({"mlp_only_layers": [1]}, "mlp_only_layers"),
     ({"decoder_sparse_step": 2}, "decoder_sparse_step"),
     ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
-    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
-    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "dynamic"),
+    ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "factor is missing"),
     ({"rope_parameters": {"rope_theta": 1e4, "factor": 2.0}}, "factor"),
     ({"rope_parameters": {}}, "rope_theta is missing"),
     ({"rope_parameters": {"rope_theta": -1}}, "rope_theta"),

@@ -36,7 +36,8 @@ def test_info(model, headrace):
     info = model.info
     assert (info.vocab_size, info.hidden_size, info.layers, info.moe_layers) == (4096, 128, 8, 8)
     assert (info.experts, info.top_k, info.ctx, info.max_position) == (32, 4, 512, 2048)
-    assert info.threads == 2 and info.has_tokenizer and info.isa in ("reference", "avx2", "avx512", "neon")
+    assert info.threads == 2 and info.has_tokenizer
+    assert info.isa.split("-")[0] in ("reference", "avx2", "avx512", "neon")
     assert info.trunk_codec == "int8" and info.expert_codec == "int8"
     assert info.io_mode in ("direct", "buffered", "mixed")
     assert len(info.container_sha256) == 64 and int(info.container_sha256, 16) >= 0

@@ -134,6 +134,44 @@ static void hash_products(const struct kernels *t, int worst)
         free(owned[i]);
 }
 
+/* 4-bit weights: random bytes are all valid but for exponents, which stay close together. */
+static void hash_nibbles(const struct kernels *t, int worst)
+{
+    static const enum codec codecs[] = { CODEC_MXFP4, CODEC_INT4, CODEC_NL4 };
+    size_t rows = 1 + random_below(ROWS_MAX / 2), k = 1 + random_below(K_MAX / 2);
+    size_t n = 1 + random_below(40);
+    size_t k_pad = (k + 63) / 64 * 64, spread = worst ? 26 : 5;
+    float *w = buffer(rows * k), *x = buffer(n * k), *y = buffer(n * rows);
+    struct qbatch q = { .q = allocate(n * k_pad), .shift = allocate(n * k_pad / 64),
+                        .scale = buffer(n), .sum = allocate(n * 8), .k = k, .k_pad = k_pad };
+    fill(w, rows * k, 0);
+    fill(x, n * k, 0);
+    for (size_t i = 0; i < n; i++)
+        t->quantize(x + i * k, &q, i);
+    for (size_t c = 0; c < sizeof codecs / sizeof *codecs; c++) {
+        size_t bytes = 0;
+        if (!codec_matrix_bytes(codecs[c], rows, k, &bytes))
+            exit(1);
+        uint8_t *blob = allocate(bytes);
+        matrix_encode(codecs[c], w, (uint32_t)rows, (uint32_t)k, blob);
+        take(blob, bytes);
+        struct matrix m;
+        matrix_bind(&m, codecs[c], (uint32_t)rows, (uint32_t)k, blob);
+        const size_t panels = m.rows_pad / 64, exponents = k_pad / 32 * 64;
+        if (codecs[c] == CODEC_MXFP4)
+            for (size_t i = 0; i < bytes; i++)
+                blob[i] = (uint8_t)(i % (bytes / panels) < exponents ? 90 + random_below(spread)
+                                                                    : random_bits());
+        (codecs[c] == CODEC_MXFP4 ? t->mxfp4_panels : t->nibble_panels)(
+            m.data, m.table, rows, 0, panels, &q, NULL, n, y, rows);
+        take_floats(y, n * rows);
+        free(blob);
+    }
+    void *const owned[] = { w, x, y, q.q, q.shift, q.scale, q.sum };
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        free(owned[i]);
+}
+
 static void hash_vectors(const struct kernels *t, int wild)
 {
     enum { N_MAX = 150 };
@@ -154,12 +192,16 @@ static void hash_vectors(const struct kernels *t, int wild)
     t->sigmoid_mul(y, b, n);
     take_floats(y, n);
     void (*const unary[])(float *, const float *, size_t) = { t->exp, t->sigmoid, t->softplus,
-                                                              t->silu };
+                                                              t->silu, t->tanh };
     for (size_t f = 0; f < sizeof unary / sizeof *unary; f++) {
         unary[f](y, a, n);
         take_floats(y, n);
     }
     t->silu_mul(y, a, b, n);
+    take_floats(y, n);
+    t->situ_mul(y, a, b, n, 3.0f, wild ? 20.0f : 0.0f);
+    take_floats(y, n);
+    t->clamped_mul(y, a, b, n, 1.7f, 7.0f);
     take_floats(y, n);
     t->softmax(a, n);
     take_floats(a, n);
@@ -216,6 +258,7 @@ int main(int argc, char **argv)
         hash = UINT64_C(0xcbf29ce484222325);
         for (int i = 0; i < rounds; i++) {
             hash_products(t, i % 4 == 3);
+            hash_nibbles(t, i % 4 == 3);
             hash_vectors(t, i % 2);
             hash_states(t);
             float angle[2];

@@ -8,57 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import kernel_data as data
+from support.codec_data import aligned_copy, decode, encode, matrix_bytes
 
 NAMES = {"f32": 4, "f64": 8, "bf16": 2}
 SHAPES = {"rows": st.integers(1, 150), "cols": st.integers(1, 150)}
 
 
-def matrix_bytes(lib, codec: str, rows: int, cols: int) -> int | None:
-    """Bytes of a blob, None when refused."""
-    ffi, c = lib
-    out = ffi.new("size_t *")
-    ok = c.codec_matrix_bytes(c.codec_from_name(codec.encode()), rows, cols, out)
-    return int(out[0]) if ok else None
-
-
-def encode(lib, codec: str, w: np.ndarray) -> np.ndarray:
-    """The blob of w [rows, cols] as bytes, with a guard behind that must survive."""
-    ffi, c = lib
-    rows, cols = w.shape
-    size = matrix_bytes(lib, codec, rows, cols)
-    blob = np.full(size + 64, 0xA5, np.uint8)
-    c.matrix_encode(c.codec_from_name(codec.encode()), ffi.cast("float *", w.ctypes.data), rows,
-                    cols, ffi.cast("void *", blob.ctypes.data))
-    assert np.all(blob[size:] == 0xA5)
-    return blob[:size]
-
-
-def decode(lib, codec: str, blob: np.ndarray, rows: int, cols: int) -> np.ndarray:
-    """All rows by matrix_row."""
-    ffi, c = lib
-    matrix = ffi.new("struct matrix *")
-    c.matrix_bind(matrix, c.codec_from_name(codec.encode()), rows, cols,
-                  ffi.cast("void *", blob.ctypes.data))
-    out = np.full((rows, cols + 1), 7, np.float32)
-    for r in range(rows):
-        c.matrix_row(matrix, r, ffi.cast("float *", out[r].ctypes.data))
-    assert np.all(out[:, cols] == 7)
-    return np.ascontiguousarray(out[:, :cols])
-
-
-def aligned_copy(blob: np.ndarray) -> np.ndarray:
-    raw = np.zeros(len(blob) + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    raw[start : start + len(blob)] = blob
-    return raw[start : start + len(blob)]
-
-
 def test_names_round_trip(lib):
     ffi, c = lib
-    for name in ("f32", "f64", "bf16", "int8"):
+    for name in ("f32", "f64", "bf16", "int8", "mxfp4", "int4", "nl4"):
         codec = c.codec_from_name(name.encode())
         assert codec != 0 and ffi.string(c.codec_name(codec)) == name.encode()
-    for unknown in (b"", b"none", b"int4", b"f32 "):
+    for unknown in (b"", b"none", b"int5", b"f32 "):
         assert c.codec_from_name(unknown) == 0
 
 
@@ -137,7 +98,7 @@ def layout(lib, codec: str, hidden: int, inner: int, biased: bool = False):
 
 
 @given(hidden=st.integers(1, 5000), inner=st.integers(1, 5000),
-       codec=st.sampled_from(["f32", "bf16", "int8"]), biased=st.booleans())
+       codec=st.sampled_from(["f32", "bf16", "int8", "mxfp4", "int4", "nl4"]), biased=st.booleans())
 def test_record_layout(lib, hidden, inner, codec, biased):
     gate, up, down, bias, total = layout(lib, codec, hidden, inner, biased)
     wide, narrow = matrix_bytes(lib, codec, inner, hidden), matrix_bytes(lib, codec, hidden, inner)

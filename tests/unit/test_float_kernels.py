@@ -133,6 +133,35 @@ def test_elementwise(tables, seed, n, flavour):
 
 
 @MODEST
+@given(seed=SEEDS, n=LENGTHS, flavour=FLAVOURS, linear=st.sampled_from([0.0, 15.0]))
+def test_gated_products(tables, seed, n, flavour, linear):
+    g, u = data.floats(np.random.default_rng(seed), (2, n), flavour)
+    alpha, limit, beta = np.float32(1.702), np.float32(7.0), np.float32(4.0)
+
+    def call(kernels):
+        y, z = np.full((2, n), 7, np.float32)
+        kernels.table.situ_mul(kernels.pointer(y), kernels.pointer(g), kernels.pointer(u), n, beta,
+                               linear)
+        kernels.table.clamped_mul(kernels.pointer(z), kernels.pointer(g), kernels.pointer(u), n,
+                                  alpha, limit)
+        return y, z
+
+    y, z = on_all(tables, call)
+    g64, u64 = g.astype(np.float64), u.astype(np.float64)
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-np.clip(x, -700, 700)))
+
+    up = linear * np.tanh(u64 / linear) if linear else u64
+    close(y, beta * np.tanh(g64 / beta) * sigmoid(g64) * up,
+          beta * np.maximum(sigmoid(g64), 1e-37) * np.abs(up), 12)
+    gate, up = np.minimum(g64, limit), np.clip(u64, -limit, limit)
+    close(z, (up + 1) * gate * sigmoid(alpha * gate),
+          (np.abs(up) + 1) * np.abs(gate) * np.maximum(sigmoid(alpha * gate), 1e-37) *
+          (1 + np.abs(gate).clip(0, 90)), 12)
+
+
+@MODEST
 @given(seed=SEEDS, n=LENGTHS, flavour=FLAVOURS)
 def test_norms(tables, seed, n, flavour):
     rng = np.random.default_rng(seed)

@@ -133,7 +133,8 @@ def same_sign_product(blocks: int, shifts: list[int], n: int = 1):
     [3] * 1036,                   # the common factor 2^3 is taken off
     [3] * 1037,
     [0] + [7] * 16,
-], ids=["bound", "bound+1", "sevens", "threes", "threes+1", "late"])
+    [7] * 17 + [0],               # every flush but the last is full
+], ids=["bound", "bound+1", "sevens", "threes", "threes+1", "late", "full"])
 def test_worst_case_sums_never_overflow(tables, shifts):
     for n in (1, 2, 3, 4, 5):
         w, row_scale, x = same_sign_product(len(shifts), shifts, n)

@@ -23,6 +23,7 @@ PATTERNS = [
     r"(?i:[^s])", r"[^\S\n]+", r"[\s\S]", r".", r"a{2}", r"a{1,2}", r"a{2,}", r"a{,2}b", r"{",
     r"a{x}", r"[]a]+", r"[a\-z]+", r"[a-]+", r"[\p{L}&&[^\p{Han}a]]+", r"[[a]b]+", r"\P{L}+",
     r"\p{^L}", r"\d+", r"\D+", r"\s+\z", r"\s+\Z", r"a$", r"\x41|\u0041|\x{1F600}", r"\t\n", r"\.",
+    r"[ab]{1,3}+z", r"(?:a{1,2}+b)*z", r"a{2,3}?+b", r"(?:[ab]z?){1,2}+", r"a{1,}+", r"\p{N}{1,3}+|a",
     r"(?!a)[ab]", r"(a)(b)", r"(?:a?b)*z", r"(?-i:a)", r"a++b", r"a?+a", r"\s(?=(?:a|b)+z)",
 ]
 
@@ -116,7 +117,8 @@ def test_literal_pattern(split):
 @pytest.mark.parametrize("pattern", [
     r"(?<=a)b", r"(?<!a)b", r"(?>a+)b", r"(?<n>a)", r"(a)\1", r"\bword", r"\w+", r"\h", r"\Ka",
     r"\p{Greek}", r"\pL", r"^a", r"\Aa", r"[[:alpha:]]", r"(?i)a", r"(?i:ss)", r"(?i:\u00e9)",
-    r"(?i:\p{Lu})", r"a*", r"(a*)*b", r"a{2}?", r"a{1,3}+", r"(?:ab)++", r"a{3,1}", r"(a", r"a)",
+    r"(?i:\p{Lu})", r"a*", r"(a*)*b", r"a{2}?", r"a{1,3}++", r"a{0,3}+", r"a{1,3}+{2}",
+    r"a+{1,3}", r"(?:ab)++", r"a{3,1}", r"(a", r"a)",
     r"[a", r"[z-a]", r"\xFF", r"a{1000}", r"(?#c)a", r"(?m:a)", "*a", r"\p{L", r"\x{110000}", "a\\",
 ])
 def test_unsupported_is_refused(pattern):
@@ -139,3 +141,15 @@ def test_property_tables_match_library():
         inside = {c for start, stop in codes for c in range(start, stop)}
         found = library_pieces(pattern, text, drop=True)
         assert sorted(map(ord, found)) == [c for c in sample if c in inside], pattern
+
+
+@pytest.mark.parametrize(("codes", "part"), [
+    (unicode_tables.numeric(), pre_tokenizers.Digits(individual_digits=True)),
+    (unicode_tables.punctuation(), pre_tokenizers.Punctuation()),
+])
+def test_digits_and_punctuation_tables_match_library(codes, part):
+    inside = {c for start, stop in codes for c in range(start, stop)}
+    sample = [c for c in range(0x30000) if not 0xD800 <= c < 0xE000 and c != ord("a")]
+    found = part.pre_tokenize_str("".join(f"{chr(c)}a" for c in sample))
+    alone = {ord(piece) for piece, _ in found if len(piece) == 1 and piece != "a"}
+    assert alone == inside

@@ -302,12 +302,16 @@ def test_longest_added_token_wins(lib, tmp_path):
     (["normalizer"], {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}, "Lowercase"),
     (["pre_tokenizer"], None, "ByteLevel"),
     (["pre_tokenizer"], {"type": "Metaspace"}, "pre_tokenizer Metaspace"),
-    (["pre_tokenizer", "pretokenizers", 0], {"type": "Digits"}, "pre_tokenizer Digits"),
+    (["pre_tokenizer", "pretokenizers", 0], {"type": "Whitespace"}, "pre_tokenizer Whitespace"),
+    (["pre_tokenizer", "pretokenizers", 0, "pattern", "Regex"], "^a", 'the anchor "\\^"'),
+    (["pre_tokenizer", "pretokenizers", 0, "pattern", "Regex"], r"\w+", r"construct .*\\w"),
+    (["pre_tokenizer", "pretokenizers", 0], {"type": "Punctuation", "behavior": "Removed"},
+     "Punctuation with behavior Removed"),
+    (["normalizer"], {"type": "Prepend", "prepend": "\u2581"}, "normalizer Prepend"),
     (["pre_tokenizer", "pretokenizers", 0, "behavior"], "MergedWithNext", "MergedWithNext"),
     (["pre_tokenizer", "pretokenizers", 1, "add_prefix_space"], True, "add_prefix_space"),
     (["model", "type"], "Unigram", "model type Unigram"),
     (["model", "dropout"], 0.1, "dropout"),
-    (["model", "unk_token"], "<unk>", "unk_token"),
     (["model", "byte_fallback"], True, "byte_fallback"),
     (["model", "continuing_subword_prefix"], "##", "continuing_subword_prefix"),
     (["model", "end_of_word_suffix"], "</w>", "end_of_word_suffix"),
@@ -336,12 +340,13 @@ def test_merge_that_builds_a_special_token_is_refused(tmp_path):
         compile_tokenizer(tmp_path, 1000)
 
 
-def test_missing_and_rank_files(tmp_path):
-    with pytest.raises(ConvertError, match="no tokenizer.json"):
+def test_missing_and_unknown_files(tmp_path):
+    with pytest.raises(ConvertError, match="no tokenizer.json and no tiktoken.model"):
         compile_tokenizer(tmp_path, 1000)
-    (tmp_path / "tiktoken.model").write_bytes(b"IQ== 0\n")
-    with pytest.raises(ConvertError, match="tiktoken.model"):
-        compile_tokenizer(tmp_path, 1000)
+    for name in ("tokenizer.model", "qwen.tiktoken"):
+        (tmp_path / name).write_bytes(b"IQ== 0\n")
+        with pytest.raises(ConvertError, match=f"{name}: not supported"):
+            compile_tokenizer(tmp_path, 1000)
 
 
 def test_conversion_is_reproducible(tables):

@@ -69,6 +69,30 @@ def _append_zeros(crc: int, count: int) -> int:
     return int(value[0])
 
 
+def _reduce(words: np.ndarray) -> np.ndarray:
+    """Little-endian 16-bit words [4n, lanes] -> the lanes' linear checksums, uint32 [lanes]."""
+    tables = _word_tables()
+    tail = tables[1].take(words[2::4], mode="clip")
+    tail ^= tables[0].take(words[3::4], mode="clip")
+    crc = np.zeros(words.shape[1], dtype=np.uint32)
+    for step in range(words.shape[0] // 4):
+        low = words[4 * step] ^ crc.astype(np.uint16)
+        high = words[4 * step + 1] ^ (crc >> 16).astype(np.uint16)
+        crc = tables[3].take(low, mode="clip")
+        crc ^= tables[2].take(high, mode="clip")
+        crc ^= tail[step]
+    return crc
+
+
+def crc32c_rows(data: np.ndarray) -> np.ndarray:
+    """CRC32C of every row of uint8 [rows, n], as uint32 [rows]."""
+    rows, n = data.shape
+    padded = np.zeros((rows, (n + 7) // 8 * 8), dtype=np.uint8)
+    padded[:, padded.shape[1] - n :] = data  # zeros in front do not change a linear checksum
+    words = np.ascontiguousarray(padded.view("<u2").T)
+    return _reduce(words) ^ np.uint32(_append_zeros(0xFFFFFFFF, n) ^ 0xFFFFFFFF)
+
+
 def _linear(data: np.ndarray) -> int:
     """The checksum of `data` (uint8 [n], n > 0) with start value and final mask 0."""
     lanes = 1
@@ -78,17 +102,7 @@ def _linear(data: np.ndarray) -> int:
         padded = np.zeros(lanes * _LANE, dtype=np.uint8)
         padded[padded.size - data.size :] = data
         data = padded
-    words = np.ascontiguousarray(data.view("<u2").reshape(lanes, _LANE // 2).T)
-    tables = _word_tables()
-    tail = tables[1].take(words[2::4], mode="clip")
-    tail ^= tables[0].take(words[3::4], mode="clip")
-    crc = np.zeros(lanes, dtype=np.uint32)
-    for step in range(_LANE // 8):
-        low = words[4 * step] ^ crc.astype(np.uint16)
-        high = words[4 * step + 1] ^ (crc >> 16).astype(np.uint16)
-        crc = tables[3].take(low, mode="clip")
-        crc ^= tables[2].take(high, mode="clip")
-        crc ^= tail[step]
+    crc = _reduce(np.ascontiguousarray(data.view("<u2").reshape(lanes, _LANE // 2).T))
     power = _LANE.bit_length() - 1
     while crc.size > 1:
         crc = _apply(_zeros_operator(power), crc[0::2]) ^ crc[1::2]

@@ -117,6 +117,11 @@ def _plan_text(report: dict[str, object], pre: Preflight) -> str:
             f"experts     {total:,} bytes ({pre.options.experts}): {len(pre.banks)} files "
             f"of {bank.nbytes:,}, {bank.spec.experts} records of {bank.record_bytes:,}"
         )
+    if pre.ngram is not None:
+        lines.append(
+            f"ngram.bin   {pre.ngram.nbytes:,} bytes ({pre.ngram.codec}): "
+            f"{pre.ngram.spec.rows:,} rows of {pre.ngram.row_bytes}"
+        )
     if pre.tokenizer is not None:
         lines.append(f"tokenizer   {len(pre.tokenizer):,} bytes")
     fits = "enough" if report["fits"] else "NOT ENOUGH"

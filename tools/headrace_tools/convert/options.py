@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-EXPERT_CODECS = ("int8", "bf16")
-TRUNK_CODECS = ("int8", "bf16")
+EXPERT_CODECS = ("int8", "bf16", "f32")
+TRUNK_CODECS = ("int8", "bf16", "f32")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .errors import EXIT_IO, EXIT_USAGE, ConvertError
 from .options import differing
 
 LOG = "conversion.log"
-_OURS = re.compile(r"(trunk|tokenizer|experts-\d{4,})\.bin|manifest\.(json|sha256)|conversion\.log")
+_OURS = re.compile(r"(trunk|tokenizer|ngram|experts-\d{4,})\.bin|manifest\.(json|sha256)|conversion\.log")
 _VERSION = 1
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -199,7 +199,7 @@ class OutputDirectory:
         if record.get("kind") != "file" or not isinstance(name, str) or not _OURS.fullmatch(name):
             return
         if not isinstance(record.get("sha256"), str) or (
-            name != "tokenizer.bin" and not isinstance(record.get("crc32c"), list)
+            name not in ("tokenizer.bin", "ngram.bin") and not isinstance(record.get("crc32c"), list)
         ):
             return
         path = self.path / name

@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from . import families
+from .decoders import SourceTensor
 from .errors import EXIT_BAD_INPUT, EXIT_USAGE, ConvertError
 from .families import BankSpec, ModelPlan, Piece, TensorSpec
-from .options import Options
+from .options import TRUNK_CODECS, Options
 from .quantise import encode_block, matrix_bytes, round_up
-from .safetensors_source import FLOAT_DTYPES, Checkpoint, TensorEntry, read_json_object
+from .row_table import RowTable
+from .safetensors_source import Checkpoint, TensorEntry, read_json_object
 
 PAGE = 4096
 TRUNK_CHUNK = 1 << 20
@@ -29,6 +31,9 @@ BLOCK_BYTES = 4 << 20
 
 DISK_BYTES_PER_SECOND = 400e6
 """Assumed for reading the source, writing, and reading back for the check, each."""
+
+_WIDTHS = {"int8": 1, "bf16": 2, "f32": 4, "f64": 8}
+"""Bytes of a weight without scales and padding."""
 
 _BASE_RAM = 160 << 20
 """Interpreter, numpy, headers and checksum tables of a 70 GB checkpoint, measured."""
@@ -46,12 +51,13 @@ class TrunkTensor:
 
 @dataclass(frozen=True)
 class Bank:
-    """experts-NNNN.bin: `parts` are the offsets of gate, up and down in a record."""
+    """experts-NNNN.bin: offsets of gate, up, down and of the biases (0 without) in a record."""
 
     spec: BankSpec
     file: str
     codec: str
     parts: tuple[int, int, int]
+    bias: int
     record_bytes: int
 
     @property
@@ -72,6 +78,7 @@ class Preflight:
     trunk: list[TrunkTensor] = field(default_factory=list)
     trunk_bytes: int = 0
     banks: list[Bank] = field(default_factory=list)
+    ngram: RowTable | None = None
     tokenizer: bytes | None = None
     stop_ids: list[int] = field(default_factory=list)
     parameters: int = 0
@@ -84,6 +91,8 @@ class Preflight:
         """File name -> bytes, of all data files."""
         out = {"trunk.bin": self.trunk_bytes}
         out.update({bank.file: bank.nbytes for bank in self.banks})
+        if self.ngram is not None:
+            out[self.ngram.file] = self.ngram.nbytes
         if self.tokenizer is not None:
             out["tokenizer.bin"] = len(self.tokenizer)
         return out
@@ -110,8 +119,8 @@ class Preflight:
     def seconds(self) -> float:
         """Estimated duration: encoding at the rate measured here, and three passes of the disk."""
         seconds = 0.0
-        for codec in ("int8", "bf16"):
-            weights = sum(t.spec.rows * t.spec.cols for t in self.trunk if t.codec == codec)
+        for codec in TRUNK_CODECS:
+            weights = sum(t.spec.weights for t in self.trunk if t.codec == codec)
             experts = sum(
                 3 * b.spec.experts * b.spec.hidden * b.spec.inner
                 for b in self.banks
@@ -119,7 +128,7 @@ class Preflight:
             )
             if weights or experts:
                 seconds += (weights + experts / self.workers()) / _encode_rate(codec)
-        moved = self.source_bytes.get("text", 0) + self.source_bytes.get("experts", 0)
+        moved = sum(self.source_bytes.get(kind, 0) for kind in ("text", "experts", "ngram"))
         return seconds + (moved + 2 * self.output_bytes()) / DISK_BYTES_PER_SECOND
 
     def raise_faults(self) -> None:
@@ -139,13 +148,25 @@ def _encode_rate(codec: str) -> float:
     return 0.6 * sample.size / max(best, 1e-6)  # reading, widening and checksums cost the rest
 
 
-def record_layout(codec: str, hidden: int, inner: int) -> tuple[tuple[int, int, int], int]:
-    """((gate, up, down) offsets, record bytes) of formats/container.md."""
+def record_layout(
+    codec: str, hidden: int, inner: int, biased: bool = False
+) -> tuple[tuple[int, int, int], int, int]:
+    """((gate, up, down) offsets, offset of the biases or 0, bytes) of formats/container.md."""
     matrix = matrix_bytes(codec, inner, hidden)
     gate = RECORD_HEADER
     up = round_up(gate + matrix, 64)
     down = round_up(up + matrix, 64)
-    return (gate, up, down), round_up(down + matrix_bytes(codec, hidden, inner), PAGE)
+    end = round_up(down + matrix_bytes(codec, hidden, inner), 64)
+    if not biased:
+        return (gate, up, down), 0, round_up(end, PAGE)
+    biases = 2 * round_up(4 * inner, 64) + round_up(4 * hidden, 64)
+    return (gate, up, down), end, round_up(end + biases, PAGE)
+
+
+def tensor_bytes(codec: str, spec: TensorSpec) -> int:
+    """Bytes of a resident tensor; the matrices of a stack each take a multiple of 64."""
+    one = matrix_bytes(codec, max(1, spec.rows), spec.cols)
+    return spec.count * round_up(one, 64) if spec.count > 1 else one
 
 
 def source_name(source: Path) -> str:
@@ -184,43 +205,56 @@ def _stop_ids(pre: Preflight, generation: dict[str, object] | None) -> None:
         )
 
 
-def _expected(plan: ModelPlan) -> dict[str, tuple[str, set[tuple[int, ...]]]]:
-    """Source tensor -> (group, the shapes it must have)."""
-    out: dict[str, tuple[str, set[tuple[int, ...]]]] = {}
+def _expected(plan: ModelPlan, faults: list[str]) -> dict[str, tuple[str, SourceTensor]]:
+    """Stored tensor -> (group, what it must be)."""
+    out: dict[str, tuple[str, SourceTensor]] = {}
 
     def add(group: str, pieces: tuple[Piece, ...]) -> None:
         for piece in pieces:
-            out.setdefault(piece.source, (group, set()))[1].add(piece.shape)
+            for one in piece.sources():
+                other = out.setdefault(one.name, (group, one))[1]
+                if other.shape != one.shape:
+                    faults.append(
+                        f"tensor {one.name!r} is asked for as {list(other.shape)} and as "
+                        f"{list(one.shape)}"
+                    )
 
     for spec in plan.tensors:
-        add("text", spec.pieces + spec.same_as)
+        add("text", spec.all_pieces)
     for bank in plan.banks:
         for expert in range(1 if bank.fused else bank.experts):
-            add("experts", bank.parts(expert))
+            add("experts", bank.all_pieces(expert))
+    if plan.ngram is not None:
+        add("ngram", plan.ngram.pieces)
+        for _, _, numbers in plan.ngram.sites:
+            for name, count in numbers.values():
+                out[name] = ("ngram", SourceTensor(name, (count,), ("I64",)))
     return out
 
 
 def _compare_tensors(pre: Preflight) -> None:
     """Missing and unexpected tensors, shapes and dtypes; what is skipped is listed."""
     tensors, plan = pre.checkpoint.tensors, pre.plan
-    expected = _expected(plan)
+    expected = _expected(plan, pre.faults)
     totals = {"text": 0, "experts": 0}
-    for name, (group, shapes) in expected.items():
+    if plan.ngram is not None:
+        totals["ngram"] = 0
+    for name, (group, wanted) in expected.items():
         entry = tensors.get(name)
         if entry is None:
-            pre.faults.append(f"tensor {name!r} is missing")
+            if not wanted.optional:
+                pre.faults.append(f"tensor {name!r} is missing")
             continue
         totals[group] += entry.nbytes
-        for shape in sorted(shapes):
-            if entry.shape != shape:
-                pre.faults.append(
-                    f"{entry.shard}: tensor {name!r} has shape {list(entry.shape)}, "
-                    f"config.json asks for {list(shape)}"
-                )
-        if entry.dtype not in FLOAT_DTYPES:
+        if entry.shape != wanted.shape:
+            pre.faults.append(
+                f"{entry.shard}: tensor {name!r} has shape {list(entry.shape)}, "
+                f"config.json asks for {list(wanted.shape)}"
+            )
+        if entry.dtype not in wanted.dtypes:
             pre.faults.append(
                 f"{entry.shard}: tensor {name!r} has dtype {entry.dtype}, "
-                f"supported are {', '.join(FLOAT_DTYPES)}"
+                f"supported are {', '.join(wanted.dtypes)}"
             )
     skipped = {name for names in plan.skipped.values() for name in names}
     modules = {name.rsplit(".", 1)[0] for name in expected if name.endswith(".weight")}
@@ -259,9 +293,15 @@ def _trunk_codec(pre: Preflight, spec: TensorSpec) -> str:
     if spec.kind == "matrix":
         return pre.options.trunk
     if spec.kind == "exact":
-        dtypes = {e.dtype for p in spec.pieces if (e := pre.checkpoint.tensors.get(p.source))}
-        return "bf16" if dtypes == {"BF16"} else "f32"
+        return "bf16" if all(_is_bf16(pre, piece) for piece in spec.pieces) else "f32"
     return spec.kind
+
+
+def _is_bf16(pre: Preflight, piece: Piece) -> bool:
+    if piece.coding is not None:
+        return piece.coding.exact_bf16
+    entry = pre.checkpoint.tensors.get(piece.source)
+    return entry is None or entry.dtype == "BF16"
 
 
 def _lay_out(pre: Preflight) -> None:
@@ -272,25 +312,37 @@ def _lay_out(pre: Preflight) -> None:
         ):
             pre.faults.append(f"tensor {spec.name!r} is too wide: {spec.shape}")
         codec = _trunk_codec(pre, spec)
-        nbytes = matrix_bytes(codec, max(1, spec.rows), spec.cols)
+        nbytes = tensor_bytes(codec, spec)
         pre.trunk.append(TrunkTensor(spec, codec, offset, nbytes))
         offset = round_up(offset + nbytes, PAGE)
         if codec != "f64":
-            pre.parameters += max(1, spec.rows) * spec.cols
+            pre.parameters += spec.weights
     pre.trunk_bytes = offset
     for bank in pre.plan.banks:
         codec = pre.options.experts
-        parts, record = record_layout(codec, bank.hidden, bank.inner)
-        pre.banks.append(Bank(bank, f"experts-{bank.layer:04d}.bin", codec, parts, record))
-        pre.parameters += 3 * bank.experts * bank.hidden * bank.inner
+        biased = bank.biases is not None
+        parts, bias, record = record_layout(codec, bank.hidden, bank.inner, biased)
+        pre.banks.append(Bank(bank, f"experts-{bank.layer:04d}.bin", codec, parts, bias, record))
+        pre.parameters += bank.experts * bank.weights
+    if (table := pre.plan.ngram) is not None:
+        exact = all(_is_bf16(pre, piece) for piece in table.pieces)
+        pre.ngram = RowTable(table, "bf16" if exact else "f32")
+        pre.parameters += table.rows * table.dim
     lossy = sum(
         1
         for spec, codec in [(t.spec, t.codec) for t in pre.trunk]
         for piece in spec.pieces
-        if codec == "bf16" and (e := pre.checkpoint.tensors.get(piece.source)) and e.dtype != "BF16"
+        if codec == "bf16" and not _is_bf16(pre, piece)
     )
     if lossy:
         pre.notes.append(f"{lossy} trunk tensors are wider than bf16 in the source and are rounded")
+    if any(
+        bank.codec == "bf16" and not all(_is_bf16(pre, piece) for piece in bank.spec.parts(0))
+        for bank in pre.banks
+    ):
+        pre.notes.append(
+            "routed experts are wider than bf16 in the source and are rounded (f32 holds them)"
+        )
 
 
 def _tokenizer(pre: Preflight) -> None:
@@ -298,7 +350,8 @@ def _tokenizer(pre: Preflight) -> None:
     if not pre.options.tokenizer:
         pre.notes.append("converted without tokenizer: token ids only")
         return
-    if not path.exists() and not path.is_symlink():
+    ranks = pre.source / "tiktoken.model"
+    if not path.exists() and not path.is_symlink() and not ranks.is_file():
         pre.faults.append(
             f"{path}: is missing (--no-tokenizer makes a container for token ids only)"
         )
@@ -347,6 +400,7 @@ def _identity(pre_source: Path, checkpoint: Checkpoint) -> dict[str, object]:
         "generation_config.json",
         "tokenizer.json",
         "tokenizer_config.json",
+        "tiktoken.model",
         "chat_template.jinja",
         "chat_template.json",
     ):
@@ -418,16 +472,15 @@ def plan_report(pre: Preflight, target: Path) -> dict[str, object]:
     """The `--plan` object."""
     files = pre.files()
     weights = pre.parameters
-    unpadded = sum(_unpadded(t.codec, max(1, t.spec.rows), t.spec.cols) for t in pre.trunk)
+    unpadded = sum(t.spec.weights * _WIDTHS[t.codec] for t in pre.trunk)
     for bank in pre.banks:
         unpadded += (
-            3
-            * bank.spec.experts
-            * bank.spec.hidden
-            * bank.spec.inner
-            * (2 if bank.codec == "bf16" else 1)
+            3 * bank.spec.experts * bank.spec.hidden * bank.spec.inner * _WIDTHS[bank.codec]
         )
     data = pre.trunk_bytes + sum(bank.nbytes for bank in pre.banks)
+    if pre.ngram is not None:
+        unpadded += pre.ngram.spec.rows * pre.ngram.row_bytes
+        data += pre.ngram.nbytes
     free = free_bytes(target)
     return {
         "source": pre.name,
@@ -450,6 +503,3 @@ def plan_report(pre: Preflight, target: Path) -> dict[str, object]:
         "faults": pre.faults,
     }
 
-
-def _unpadded(codec: str, rows: int, cols: int) -> int:
-    return rows * cols if codec == "int8" else matrix_bytes(codec, rows, cols)

@@ -135,6 +135,7 @@ class _Parser:
 
     def quantified(self) -> Node:
         item = self.atom()
+        after_interval = False
         while True:
             bounds = self.bounds()
             if bounds is None:
@@ -153,8 +154,10 @@ class _Parser:
                 mode = "possessive"
             if mode == "possessive" and not isinstance(item, Chars):
                 raise RegexError("a possessive quantifier on a group")
-            if isinstance(item, Repeat):
+            # In Oniguruma x{m,n}+ is (?:x{m,n})+, not a possessive interval.
+            if isinstance(item, Repeat) and (interval or not after_interval):
                 raise RegexError("a quantifier on a quantifier")
+            after_interval = interval
             item = Repeat(item, least, most, mode)
 
     def bounds(self) -> tuple[int, int | None, bool] | None:
@@ -195,7 +198,9 @@ class _Parser:
             return Chars(codepoints.complement(_NEWLINE))
         if c == "$":
             return Look(Choice((Chars(_NEWLINE), TextEnd())), False)
-        if c in "^*+?":
+        if c == "^":
+            raise RegexError('the anchor "^"')
+        if c in "*+?":
             raise RegexError(f'"{c}" at the start of an expression')
         return self.literal(c)
 

@@ -33,10 +33,15 @@ DTYPE_BITS = {
 FLOAT_DTYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 """What the converter reads, with the numpy type of the stored element."""
 
+STORED_DTYPES = {
+    **FLOAT_DTYPES, "F8_E4M3": "u1", "F8_E8M0": "u1", "U8": "u1", "I32": "<i4", "I64": "<i8",
+}  # fmt: skip
+"""Element types that can be read as they are stored."""
+
 _NUMBERED = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
     """One tensor as its header declares it. `offset` is absolute in the file, in bytes."""
 
@@ -78,16 +83,26 @@ class NonFinite:
         return f"{self.nan} NaN, {self.inf} Inf"
 
 
+def clear_nonfinite(values: np.ndarray, bad: NonFinite | None) -> np.ndarray:
+    """Counts NaN and Inf in `bad` and sets them to 0, in place."""
+    if not np.isfinite(values).all():
+        nan, inf = np.isnan(values), np.isinf(values)
+        if bad is not None:
+            bad.nan += int(nan.sum())
+            bad.inf += int(inf.sum())
+        values[nan | inf] = 0.0
+    return values
+
+
 class _DuplicateKey(ValueError):
     pass
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    out: dict[str, object] = {}
-    for key, value in pairs:
-        if key in out:
-            raise _DuplicateKey(key)
-        out[key] = value
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _DuplicateKey(next(key for key in keys if keys.count(key) > 1))
     return out
 
 
@@ -379,15 +394,12 @@ class Checkpoint:
     def total_bytes(self) -> int:
         return sum(shard.nbytes for shard in self.shards)
 
-    def read_float32(
-        self, entry: TensorEntry, start: int, count: int, bad: NonFinite | None = None
-    ) -> np.ndarray:
-        """Elements start..start+count of a BF16, F16 or F32 tensor as float32 [count].
+    def read_stored(self, entry: TensorEntry, start: int, count: int) -> np.ndarray:
+        """Elements start..start+count as stored [count] (bf16 as uint16, fp8 as bytes).
 
-        Exact. NaN and Inf are added to `bad` and returned as 0. Raises ConvertError on an
-        I/O error or an unsupported dtype. Safe to call from several threads.
+        Raises ConvertError on an I/O error or an unsupported dtype. Safe from several threads.
         """
-        stored = FLOAT_DTYPES.get(entry.dtype)
+        stored = STORED_DTYPES.get(entry.dtype)
         if stored is None:
             raise ConvertError(
                 f"{entry.shard}: tensor {entry.name!r}: dtype {entry.dtype} is not supported"
@@ -404,21 +416,26 @@ class Checkpoint:
             raw = _pread(fd, count * width, entry.offset + start * width, path)
         finally:
             os.close(fd)
-        values = np.frombuffer(raw, dtype=stored)
+        return np.frombuffer(raw, dtype=stored)
+
+    def read_values(self, entry: TensorEntry, start: int, count: int) -> np.ndarray:
+        """Elements of a BF16, F16 or F32 tensor as float32 [count], exact; NaN and Inf stay."""
+        if entry.dtype not in FLOAT_DTYPES:
+            raise ConvertError(
+                f"{entry.shard}: tensor {entry.name!r}: dtype {entry.dtype} is not supported"
+            )
+        values = self.read_stored(entry, start, count)
         if entry.dtype == "BF16":
             wide = values.astype(np.uint32)
             wide <<= 16
-            out = wide.view(np.float32)
-        else:
-            out = values.astype(np.float32)
-        if not np.isfinite(out).all():
-            nan = np.isnan(out)
-            inf = np.isinf(out)
-            if bad is not None:
-                bad.nan += int(nan.sum())
-                bad.inf += int(inf.sum())
-            out[nan | inf] = 0.0
-        return out
+            return wide.view(np.float32)
+        return values.astype(np.float32)
+
+    def read_float32(
+        self, entry: TensorEntry, start: int, count: int, bad: NonFinite | None = None
+    ) -> np.ndarray:
+        """`read_values` with NaN and Inf added to `bad` and returned as 0."""
+        return clear_nonfinite(self.read_values(entry, start, count), bad)
 
     def file_sha256(self, shard: str) -> str:
         """SHA-256 of a whole shard (reads all of it)."""

@@ -1,7 +1,8 @@
 """Unicode tables of tokenizers 0.23.3; written by unicode_generate.py, do not edit.
 
 CATEGORIES: general category and length (hexadecimal) of every run from U+0000 to U+10FFFF.
-WHITE_SPACE, HAN, EXCLUDED: ranges first+length; EXCLUDED are the code points with a canonical
+WHITE_SPACE, HAN, NUMERIC, PUNCTUATION, EXCLUDED: ranges first+length; NUMERIC and PUNCTUATION are
+what the pre-tokenizers Digits and Punctuation cut out, EXCLUDED the code points with a canonical
 decomposition that no composition gives back. COMBINING: class:first+length. DECOMPOSITIONS:
 code point=its full canonical decomposition. Hangul syllables are left out. All hexadecimal.
 """
@@ -207,6 +208,37 @@ HAN = (
     "2e80+1a 2e9b+59 2f00+d6 3005+1 3007+1 3021+9 3038+4 3400+19c0 4e00+5200 f900+16e fa70+6a "
     "16fe2+2 16ff0+2 20000+a6e0 2a700+103a 2b740+de 2b820+1682 2ceb0+1d31 2ebf0+26e 2f800+21e "
     "30000+134b 31350+1060 "
+)
+
+NUMERIC = (
+    "30+a b2+2 b9+1 bc+3 660+a 6f0+a 7c0+a 966+a 9e6+a 9f4+6 a66+a ae6+a b66+a b72+6 be6+d c66+a "
+    "c78+7 ce6+a d58+7 d66+13 de6+a e50+a ed0+a f20+14 1040+a 1090+a 1369+14 16ee+3 17e0+a 17f0+a "
+    "1810+a 1946+a 19d0+b 1a80+a 1a90+a 1b50+a 1bb0+a 1c40+a 1c50+a 2070+1 2074+6 2080+a 2150+33 "
+    "2185+5 2460+3c 24ea+16 2776+1e 2cfd+1 3007+1 3021+9 3038+3 3192+4 3220+a 3248+8 3251+f "
+    "3280+a 32b1+f a620+a a6e6+a a830+6 a8d0+a a900+a a9d0+a a9f0+a aa50+a abf0+a ff10+a 10107+2d "
+    "10140+39 1018a+2 102e1+1b 10320+4 10341+1 1034a+1 103d1+5 104a0+a 10858+8 10879+7 108a7+9 "
+    "108fb+5 10916+6 109bc+2 109c0+10 109d2+2e 10a40+9 10a7d+2 10a9d+3 10aeb+5 10b58+8 10b78+8 "
+    "10ba9+7 10cfa+6 10d30+a 10d40+a 10e60+1f 10f1d+a 10f51+4 10fc5+7 11052+1e 110f0+a 11136+a "
+    "111d0+a 111e1+14 112f0+a 11450+a 114d0+a 11650+a 116c0+a 116d0+14 11730+c 118e0+13 11950+a "
+    "11bf0+a 11c50+1d 11d50+a 11da0+a 11de0+a 11f50+a 11fc0+15 12400+6f 16130+a 16a60+a 16ac0+a "
+    "16b50+a 16b5b+7 16d70+a 16e80+17 16ff4+3 1ccf0+a 1d2c0+14 1d2e0+14 1d360+19 1d7ce+32 1e140+a "
+    "1e2f0+a 1e4f0+a 1e5f1+a 1e8c7+9 1e950+a 1ec71+3b 1ecad+3 1ecb1+4 1ed01+2d 1ed2f+f 1f100+d "
+    "1fbf0+a "
+)
+
+PUNCTUATION = (
+    "21+f 3a+7 5b+6 7b+4 a1+1 a7+1 ab+1 b6+2 bb+1 bf+1 37e+1 387+1 55a+6 589+2 5be+1 5c0+1 5c3+1 "
+    "5c6+1 5f3+2 609+2 60c+2 61b+1 61e+2 66a+4 6d4+1 700+e 7f7+3 830+f 85e+1 964+2 970+1 af0+1 "
+    "df4+1 e4f+1 e5a+2 f04+f f14+1 f3a+4 f85+1 fd0+5 fd9+2 104a+6 10fb+1 1360+9 1400+1 166d+2 "
+    "169b+2 16eb+3 1735+2 17d4+3 17d8+3 1800+b 1944+2 1a1e+2 1aa0+7 1aa8+6 1b5a+7 1bfc+4 1c3b+5 "
+    "1c7e+2 1cc0+8 1cd3+1 2010+18 2030+14 2045+d 2053+c 207d+2 208d+2 2308+4 2329+2 2768+e 27c5+2 "
+    "27e6+a 2983+16 29d8+4 29fc+2 2cf9+4 2cfe+2 2d70+1 2e00+2f 2e30+13 3001+3 3008+a 3014+c "
+    "3030+1 303d+1 30a0+1 30fb+1 a4fe+2 a60d+3 a673+1 a67e+1 a6f2+6 a874+4 a8ce+2 a8f8+3 a8fc+1 "
+    "a92e+2 a95f+1 a9c1+d a9de+2 aa5c+4 aade+2 aaf0+2 abeb+1 fd3e+2 fe10+a fe30+23 fe54+e fe63+1 "
+    "fe68+1 fe6a+2 ff01+3 ff05+6 ff0c+4 ff1a+2 ff1f+2 ff3b+3 ff3f+1 ff5b+1 ff5d+1 ff5f+7 10100+3 "
+    "1039f+1 103d0+1 1056f+1 10857+1 1091f+1 1093f+1 10a50+9 10a7f+1 10af0+7 10b39+7 10b99+4 "
+    "11047+7 110bb+2 110be+4 11140+4 11174+2 111c5+5 111cd+1 111db+1 111dd+3 11238+6 112a9+1 "
+    "114c6+1 115c1+17 11641+3 1173c+3 12470+5 16a6e+2 16af5+1 16b37+5 16b44+1 1bc9f+1 1da87+5 "
 )
 
 COMBINING = (

@@ -22,7 +22,8 @@ LIMIT = 0x110000
 _HEADER = '''"""Unicode tables of tokenizers {version}; written by unicode_generate.py, do not edit.
 
 CATEGORIES: general category and length (hexadecimal) of every run from U+0000 to U+10FFFF.
-WHITE_SPACE, HAN, EXCLUDED: ranges first+length; EXCLUDED are the code points with a canonical
+WHITE_SPACE, HAN, NUMERIC, PUNCTUATION, EXCLUDED: ranges first+length; NUMERIC and PUNCTUATION are
+what the pre-tokenizers Digits and Punctuation cut out, EXCLUDED the code points with a canonical
 decomposition that no composition gives back. COMBINING: class:first+length. DECOMPOSITIONS:
 code point=its full canonical decomposition. Hangul syllables are left out. All hexadecimal.
 """
@@ -56,6 +57,13 @@ def matching(pattern: str) -> list[int]:
     text = "".join(map(chr, scalars()))
     split = pre_tokenizers.Split(Regex(f"{pattern}+"), "removed", invert=True)
     return sorted(ord(c) for piece, _ in split.pre_tokenize_str(text) for c in piece)
+
+
+def isolated(pre_tokenizer: object) -> list[int]:
+    """The code points that `pre_tokenizer` cuts out of a word one by one."""
+    text = "".join(f"{chr(c)}a" for c in scalars() if c != ord("a"))
+    pieces = pre_tokenizer.pre_tokenize_str(text)
+    return sorted(ord(piece) for piece, _ in pieces if len(piece) == 1 and piece != "a")
 
 
 def categories() -> list[str]:
@@ -138,6 +146,7 @@ def ranges(members: Iterable[int]) -> list[str]:
 def module_text() -> str:
     """The text of unicode_data.py."""
     import tokenizers
+    from tokenizers import pre_tokenizers
 
     words = []
     table = categories()
@@ -160,6 +169,8 @@ def module_text() -> str:
         + packed("CATEGORIES", words)
         + packed("WHITE_SPACE", ranges(matching(r"\s")))
         + packed("HAN", ranges(matching(r"\p{Han}")))
+        + packed("NUMERIC", ranges(isolated(pre_tokenizers.Digits(individual_digits=True))))
+        + packed("PUNCTUATION", ranges(isolated(pre_tokenizers.Punctuation())))
         + packed("COMBINING", combining)
         + packed("DECOMPOSITIONS", parts)
         + packed("EXCLUDED", ranges(excluded))

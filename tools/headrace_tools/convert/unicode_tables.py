@@ -52,6 +52,18 @@ def white_space() -> CodeSet:
     return _ranges(unicode_data.WHITE_SPACE)
 
 
+@lru_cache(maxsize=None)
+def numeric() -> CodeSet:
+    """What the pre-tokenizer Digits takes for a digit."""
+    return _ranges(unicode_data.NUMERIC)
+
+
+@lru_cache(maxsize=None)
+def punctuation() -> CodeSet:
+    """What the pre-tokenizer Punctuation takes for punctuation."""
+    return _ranges(unicode_data.PUNCTUATION)
+
+
 def category(code: int) -> str:
     """General category of one code point."""
     return next(n for n, codes in _categories().items() if codepoints.contains(codes, code))

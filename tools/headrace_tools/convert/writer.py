@@ -20,34 +20,68 @@ from .families import Piece, TensorSpec
 from .options import differing
 from .output import OutputDirectory, PartialFile
 from .preflight import BLOCK_BYTES, TRUNK_CHUNK, Bank, Preflight, TrunkTensor, free_bytes
-from .quantise import CODEC_NUMBERS, PANEL, bf16_overflows, encode_block
-from .safetensors_source import Checkpoint, NonFinite, blocks
+from .quantise import CODEC_NUMBERS, PANEL, bf16_overflows, encode_block, round_up
+from .row_table import RowTable, write_row_table
+from .row_table import read_numbers as read_hash_numbers
+from .safetensors_source import Checkpoint, NonFinite, blocks, clear_nonfinite
 
 CONVERTER = f"headrace-convert {__version__}"
 MAX_MANIFEST = 16 << 20
+_NEAR_ROWS = 64
+"""Rows no further apart are read together."""
+
 Progress = Callable[[int], None]
 """Called with the number of output bytes just finished."""
+
+
+def _stored_rows(checkpoint: Checkpoint, piece: Piece, first: int, count: int) -> np.ndarray:
+    """Consecutive rows of a piece's source, float32 [count, cols]; NaN and Inf stay."""
+    if piece.coding is not None:
+        return piece.coding.rows(checkpoint, piece.source, piece.shape, first, count)
+    entry = checkpoint.tensors[piece.source]
+    return checkpoint.read_values(entry, first * piece.cols, count * piece.cols).reshape(
+        count, piece.cols
+    )
+
+
+def _piece_rows(checkpoint: Checkpoint, piece: Piece, first: int, count: int) -> np.ndarray:
+    """Rows first..first+count of a piece. Rows that lie close together are read in one go."""
+    index = piece.source_rows(first, count)
+    out: list[np.ndarray] = []
+    far = np.flatnonzero(np.abs(np.diff(index)) > _NEAR_ROWS) + 1
+    for part in np.split(index, far):
+        low, high = int(part.min()), int(part.max()) + 1
+        if high - low > 4 * part.size:  # mostly rows that nobody asked for
+            for run in np.split(part, np.flatnonzero(np.diff(part) != 1) + 1):
+                out.append(_stored_rows(checkpoint, piece, int(run[0]), run.size))
+            continue
+        values = _stored_rows(checkpoint, piece, low, high - low)
+        consecutive = part.size == high - low and (part[:-1] < part[1:]).all()
+        out.append(values if consecutive else values[part - low])
+    return out[0] if len(out) == 1 else np.concatenate(out)
 
 
 def read_rows(
     checkpoint: Checkpoint, pieces: tuple[Piece, ...], first: int, count: int, bad: NonFinite
 ) -> np.ndarray:
-    """Canonical rows first..first+count of the concatenated pieces, float32 [count, cols]."""
+    """Canonical rows first..first+count of the concatenated pieces, float32 [count, cols].
+
+    NaN and Inf are counted in `bad` and returned as 0.
+    """
     out: list[np.ndarray] = []
     base = 0
     for piece in pieces:
         start, end = max(first, base), min(first + count, base + piece.total_rows)
-        row = start - base
-        while row < end - base:
-            group, within = divmod(row, piece.rows)
-            run = min(piece.rows - within, end - base - row)
-            source = piece.first_row + group * piece.stride + within
-            entry = checkpoint.tensors[piece.source]
-            flat = checkpoint.read_float32(entry, source * piece.cols, run * piece.cols, bad)
-            out.append(flat.reshape(run, piece.cols))
-            row += run
+        if start < end:
+            out.append(_piece_rows(checkpoint, piece, start - base, end - start))
         base += piece.total_rows
-    return out[0] if len(out) == 1 else np.concatenate(out)
+    return clear_nonfinite(out[0] if len(out) == 1 else np.concatenate(out), bad)
+
+
+def read_numbers(checkpoint: Checkpoint, pieces: tuple[Piece, ...], bad: NonFinite) -> np.ndarray:
+    """All numbers of the pieces, one after the other, float32 [total]."""
+    parts = [_piece_rows(checkpoint, piece, 0, piece.total_rows).reshape(-1) for piece in pieces]
+    return clear_nonfinite(np.concatenate(parts), bad)
 
 
 def _row_step(cols: int) -> int:
@@ -81,39 +115,62 @@ class _Faults:
             record["nonfinite"] = self.found
 
 
+def _vector(pre: Preflight, spec: TensorSpec, bad: NonFinite) -> np.ndarray:
+    """A vector, float32 [1, cols], with its factor; numbers beyond its end must be zero."""
+    values = read_numbers(pre.checkpoint, spec.pieces, bad)
+    if spec.times:
+        values = values * read_numbers(pre.checkpoint, spec.times, bad)
+        clear_nonfinite(values, bad)
+    if spec.zeros and read_numbers(pre.checkpoint, spec.zeros, bad).any():
+        raise ConvertError(
+            f"tensor {spec.zeros[0].source!r} {list(spec.zeros[0].shape)}: {spec.cols} numbers are "
+            "used, and the rest is not all zero: this converter does not know what it does",
+            EXIT_BAD_INPUT,
+        )
+    return values.reshape(1, spec.cols)
+
+
 def _tensor_blocks(
     pre: Preflight, spec: TensorSpec, bad: NonFinite
-) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, values) of a canonical tensor, in blocks of rows."""
+) -> Iterator[tuple[int, int, np.ndarray]]:
+    """(matrix, first row, values) of a canonical tensor, in blocks of rows."""
     rows = max(1, spec.rows)
     if spec.kind == "f64":
-        yield 0, np.array([spec.constant], dtype=np.float64)
+        yield 0, 0, np.array([spec.constant], dtype=np.float64)
         return
-    if spec.transform == "transpose":
-        yield 0, read_rows(pre.checkpoint, spec.pieces, 0, spec.cols, bad).T
+    if not spec.rows and not spec.same_as:
+        values = _vector(pre, spec, bad)
+        yield 0, 0, values + np.float32(1) if spec.transform == "add_one" else values
         return
-    for first, count in blocks(rows, _row_step(spec.cols)):
-        values = read_rows(pre.checkpoint, spec.pieces, first, count, bad)
-        if spec.same_as and not np.array_equal(
-            values, read_rows(pre.checkpoint, spec.same_as, first, count, NonFinite())
-        ):
-            raise ConvertError(
-                f"config.json ties {spec.pieces[0].source!r} and {spec.same_as[0].source!r}, "
-                "but the checkpoint holds different values for them"
-            )
-        if spec.transform == "add_one":
-            values += np.float32(1)
-        yield first, values
+    for matrix in range(spec.matrices):
+        if spec.transform == "transpose":
+            first = matrix * spec.cols
+            yield matrix, 0, read_rows(pre.checkpoint, spec.pieces, first, spec.cols, bad).T
+            continue
+        for first, count in blocks(rows, _row_step(spec.cols)):
+            start = matrix * rows + first
+            values = read_rows(pre.checkpoint, spec.pieces, start, count, bad)
+            if spec.same_as and not np.array_equal(
+                values, read_rows(pre.checkpoint, spec.same_as, start, count, NonFinite())
+            ):
+                raise ConvertError(
+                    f"config.json ties {spec.pieces[0].source!r} and {spec.same_as[0].source!r}, "
+                    "but the checkpoint holds different values for them"
+                )
+            if spec.transform == "add_one":
+                values += np.float32(1)
+            yield matrix, first, values
 
 
 def _write_tensor(file: PartialFile, pre: Preflight, tensor: TrunkTensor, faults: _Faults) -> None:
     spec, bad = tensor.spec, NonFinite()
     rows = max(1, spec.rows)
-    for first, values in _tensor_blocks(pre, spec, bad):
+    stride = tensor.nbytes // spec.matrices
+    for matrix, first, values in _tensor_blocks(pre, spec, bad):
         _refuse_overflow(tensor.codec, values, bad)
         for offset, data in encode_block(tensor.codec, values, first, rows):
-            file.write_at(tensor.offset + offset, data)
-    sources = " + ".join(sorted({piece.source for piece in spec.pieces}))
+            file.write_at(tensor.offset + matrix * stride + offset, data)
+    sources = " + ".join(sorted({piece.source for piece in spec.pieces + spec.times}))
     faults.add(f"{spec.name} (from {sources})", bad)
 
 
@@ -157,23 +214,45 @@ def encode_record(
         spec.inner,
         bank.record_bytes,
         *bank.parts,
-        0,
+        bank.bias,
         0,
     )
     record[: len(header)] = np.frombuffer(header, dtype=np.uint8)
     found = []
     for base, piece in zip(bank.parts, spec.parts(expert), strict=True):
         bad = NonFinite()
-        for first, count in blocks(piece.rows, _row_step(piece.cols)):
+        for first, count in blocks(piece.total_rows, _row_step(piece.cols)):
             values = read_rows(pre.checkpoint, (piece,), first, count, bad)
             _refuse_overflow(bank.codec, values, bad)
-            for offset, data in encode_block(bank.codec, values, first, piece.rows):
+            for offset, data in encode_block(bank.codec, values, first, piece.total_rows):
                 record[base + offset : base + offset + data.size] = data
         if bad:
             found.append((f"layer {spec.layer} expert {expert} ({piece.source})", bad))
+    if spec.biases is not None:
+        at = bank.bias
+        for piece in spec.biases(expert):
+            bad = NonFinite()
+            values = read_numbers(pre.checkpoint, (piece,), bad).astype("<f4").view(np.uint8)
+            record[at : at + values.size] = values
+            at = round_up(at + values.size, 64)
+            if bad:
+                found.append((f"layer {spec.layer} expert {expert} ({piece.source})", bad))
     crc = crc32c(record)
     record[60:64] = np.frombuffer(struct.pack("<I", crc), dtype=np.uint8)
     return record, crc, found
+
+
+def _write_rows(file: PartialFile, pre: Preflight, table: RowTable, progress: Progress) -> None:
+    faults, bad = _Faults(pre.options.allow_nonfinite), NonFinite()
+
+    def rows(first: int, count: int) -> np.ndarray:
+        values = read_rows(pre.checkpoint, table.spec.pieces, first, count, bad)
+        _refuse_overflow(table.codec, values, bad)
+        return values
+
+    write_row_table(file, table, rows, progress)
+    faults.add("n-gram rows", bad)
+    faults.settle(file.record)
 
 
 def _write_bank(
@@ -244,6 +323,16 @@ def provenance(pre: Preflight, hashes: dict[str, str], nonfinite: list[str]) -> 
     }
 
 
+def _ngram(pre: Preflight) -> dict[str, object]:
+    """The model's `ngram` object, completed by its codec and the numbers in the checkpoint."""
+    described = pre.plan.model.get("ngram")
+    if pre.ngram is None or not isinstance(described, dict):
+        return {}
+    numbers = read_hash_numbers(pre.checkpoint, pre.ngram.spec)
+    sites = [{**site, **more} for site, more in zip(described["sites"], numbers, strict=True)]
+    return {"ngram": {**described, "sites": sites, "codec": pre.ngram.codec}}
+
+
 def build_manifest(
     pre: Preflight, done: dict[str, dict[str, object]], hashes: dict[str, str]
 ) -> bytes:
@@ -255,7 +344,7 @@ def build_manifest(
     manifest = {
         "format": "headrace-container",
         "version": 1,
-        "model": {"name": pre.name, **pre.plan.model},
+        "model": {"name": pre.name, **pre.plan.model, **_ngram(pre)},
         "trunk": {
             "file": "trunk.bin",
             "bytes": pre.trunk_bytes,
@@ -282,6 +371,7 @@ def build_manifest(
                 "inner": b.spec.inner,
                 "record_bytes": b.record_bytes,
                 "crc32c": done[b.file]["crc32c"],
+                **({"bias": True} if b.bias else {}),
             }
             for b in pre.banks
         ],
@@ -366,6 +456,7 @@ def convert(
     is kept for a resume.
     """
     header = {"converter": CONVERTER, "options": pre.options.as_dict(), "source": pre.identity}
+    _ngram(pre)  # numbers that cannot be are refused before anything is written
     with OutputDirectory(target, header, pre.output_bytes()) as out:  # type: ignore[arg-type]
         out.start(overwrite)
         files = pre.files()
@@ -398,6 +489,8 @@ def convert(
         with ThreadPoolExecutor(max_workers=pre.workers()) as pool:
             for bank in pre.banks:
                 run(bank.file, lambda file, bank=bank: _write_bank(file, pre, bank, pool, progress))
+        if (table := pre.ngram) is not None:
+            run(table.file, lambda file: _write_rows(file, pre, table, progress))
         hashes = (
             {s.name: pre.checkpoint.file_sha256(s.name) for s in pre.checkpoint.shards}
             if hash_source
