@@ -127,7 +127,9 @@ static int generate_and_print(hr_model *model, const struct run_options *options
             code = report_error(status, &err, json);
         } else {
             if (json) print_json(model, &g, &o, n);
-            fprintf(stderr, "finish   %s after %u tokens\n", finish_name(g.finish), g.tokens);
+            /* The text may end in the same stream without a line's end. */
+            fprintf(stderr, "%sfinish   %s after %u tokens\n", isatty(STDOUT_FILENO) ? "" : "\n",
+                    finish_name(g.finish), g.tokens);
             code = EXIT_OK;
             if (interrupted()) code = EXIT_INTERRUPTED;
             else if (g.finish == HR_FINISH_CANCELLED && !o.write_failed)
