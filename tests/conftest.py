@@ -108,16 +108,15 @@ def model_bf16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fixture_models(tmp_path_factory: pytest.TempPathFactory):
     """Callable: name of an oracle fixture -> its container (ids only), converted once.
 
-    The codec holds the weights exactly: bf16, or f32 for FP8 numbers times float32 scales.
+    The codec rounds nothing: bf16, and f32 for what bf16 cannot hold.
     """
     base = tmp_path_factory.mktemp("fixtures")
     done: dict[str, Path] = {}
 
     def container(name: str) -> Path:
         if name not in done:
-            codec = "f32" if name.endswith("_fp8") else "bf16"
-            done[name] = convert(FIXTURES / name, base / name, "--experts", codec,
-                                 "--trunk", codec, "--no-tokenizer")
+            done[name] = convert(FIXTURES / name, base / name, "--experts", "bf16",
+                                 "--trunk", "bf16", "--no-tokenizer")
         return done[name]
 
     return container

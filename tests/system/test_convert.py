@@ -268,7 +268,7 @@ def test_shards_do_not_matter(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16"])
-def test_wider_sources_keep_routers_and_gates_exact(dtype, tmp_path):
+def test_wider_sources_are_rounded_only_when_asked(dtype, tmp_path):
     rng = np.random.default_rng(3)
     config = text_config()
     weights = {
@@ -276,13 +276,20 @@ def test_wider_sources_keep_routers_and_gates_exact(dtype, tmp_path):
         for name, w in random_weights(config).items()
     }
     write_checkpoint(tmp_path / "m", config, weights, dtype=dtype)
-    assert run(tmp_path / "m", tmp_path / "o", "--trunk", "bf16", *IDS_ONLY) == 0
-    router = trunk_tensor(tmp_path / "o", "layers.1.moe.router")
-    assert np.array_equal(router, weights["model.layers.1.mlp.gate.weight"])
-    embed = trunk_tensor(tmp_path / "o", "embed")
+    bf16 = ("--trunk", "bf16", "--experts", "bf16", "--no-tokenizer")
+    assert run(tmp_path / "m", tmp_path / "exact", *bf16) == 0
+    assert run(tmp_path / "m", tmp_path / "o", *bf16, "--allow-rounding") == 0
+    for made in ("exact", "o"):
+        router = trunk_tensor(tmp_path / made, "layers.1.moe.router")
+        assert np.array_equal(router, weights["model.layers.1.mlp.gate.weight"])
     want = weights["model.embed_tokens.weight"]
+    assert np.array_equal(trunk_tensor(tmp_path / "exact", "embed"), want)
+    embed = trunk_tensor(tmp_path / "o", "embed")
     assert not np.array_equal(embed, want) and np.abs(embed - want).max() < 0.01
-    assert any("rounded" in note for note in manifest(tmp_path / "o")["provenance"]["notes"])
+    for made, codec, word in (("exact", "f32", "stored as f32"), ("o", "bf16", "rounded")):
+        described = manifest(tmp_path / made)
+        assert any(word in note for note in described["provenance"]["notes"])
+        assert {bank["codec"] for bank in described["experts"]} == {codec}
 
 
 def test_tied_embeddings(tmp_path, capsys):

@@ -52,6 +52,12 @@ def _parser() -> argparse.ArgumentParser:
         help="store NaN and Inf weights as 0 instead of stopping",
     )
     parser.add_argument(
+        "--allow-rounding",
+        action="store_true",
+        help="with bf16: round what bf16 cannot hold (F32, F16 and FP8 sources) instead of "
+        "storing it as f32",
+    )
+    parser.add_argument(
         "--plan", action="store_true", help="check everything, print the cost, write nothing"
     )
     parser.add_argument(
@@ -233,7 +239,8 @@ def _run(args: argparse.Namespace) -> int:
     target = _path(args.target) if args.target is not None else Path(os.curdir)
     if args.target is not None:
         check_places(source, target)
-    options = Options(args.experts, args.trunk, not args.no_tokenizer, args.allow_nonfinite)
+    options = Options(args.experts, args.trunk, not args.no_tokenizer, args.allow_nonfinite,
+                      args.allow_rounding)
     pre = preflight(source, options)
     if args.plan:
         if pre.plan.tensors:

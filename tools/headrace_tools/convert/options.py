@@ -16,6 +16,7 @@ class Options:
     trunk: str = "int8"
     tokenizer: bool = True
     allow_nonfinite: bool = False
+    allow_rounding: bool = False
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -23,7 +24,8 @@ class Options:
 
 def differing(old: dict[str, object], new: dict[str, object]) -> list[str]:
     """Human lines, one for each option that differs."""
-    flags = {"experts": "--experts", "trunk": "--trunk", "allow_nonfinite": "--allow-nonfinite"}
+    flags = {"experts": "--experts", "trunk": "--trunk", "allow_nonfinite": "--allow-nonfinite",
+             "allow_rounding": "--allow-rounding"}
     out = []
     for key in sorted(set(old) | set(new)):
         if old.get(key) != new.get(key):

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -291,10 +292,17 @@ def _compare_tensors(pre: Preflight) -> None:
 
 def _trunk_codec(pre: Preflight, spec: TensorSpec) -> str:
     if spec.kind == "matrix":
-        return pre.options.trunk
+        return _lossless(pre, pre.options.trunk, spec.pieces)
     if spec.kind == "exact":
         return "bf16" if all(_is_bf16(pre, piece) for piece in spec.pieces) else "f32"
     return spec.kind
+
+
+def _lossless(pre: Preflight, codec: str, pieces: Iterable[Piece]) -> str:
+    """bf16 is the reference codec and rounds nothing: what it cannot hold becomes f32."""
+    if codec != "bf16" or pre.options.allow_rounding:
+        return codec
+    return "bf16" if all(_is_bf16(pre, piece) for piece in pieces) else "f32"
 
 
 def _is_bf16(pre: Preflight, piece: Piece) -> bool:
@@ -319,7 +327,8 @@ def _lay_out(pre: Preflight) -> None:
             pre.parameters += spec.weights
     pre.trunk_bytes = offset
     for bank in pre.plan.banks:
-        codec = pre.options.experts
+        every = (piece for expert in range(bank.experts) for piece in bank.parts(expert))
+        codec = _lossless(pre, pre.options.experts, every)
         biased = bank.biases is not None
         parts, bias, record = record_layout(codec, bank.hidden, bank.inner, biased)
         pre.banks.append(Bank(bank, f"experts-{bank.layer:04d}.bin", codec, parts, bias, record))
@@ -328,21 +337,23 @@ def _lay_out(pre: Preflight) -> None:
         exact = all(_is_bf16(pre, piece) for piece in table.pieces)
         pre.ngram = RowTable(table, "bf16" if exact else "f32")
         pre.parameters += table.rows * table.dim
-    lossy = sum(
-        1
-        for spec, codec in [(t.spec, t.codec) for t in pre.trunk]
-        for piece in spec.pieces
-        if codec == "bf16" and not _is_bf16(pre, piece)
-    )
-    if lossy:
-        pre.notes.append(f"{lossy} trunk tensors are wider than bf16 in the source and are rounded")
-    if any(
-        bank.codec == "bf16" and not all(_is_bf16(pre, piece) for piece in bank.spec.parts(0))
-        for bank in pre.banks
-    ):
+    _note_widths(pre)
+
+
+def _note_widths(pre: Preflight) -> None:
+    """Says what became of tensors that bf16 cannot hold, when bf16 was asked for."""
+    rounds = pre.options.allow_rounding
+    fate = "rounded" if rounds else "stored as f32 (--allow-rounding makes them bf16)"
+    wide = [t for t in pre.trunk if t.spec.kind == "matrix" and pre.options.trunk == "bf16"
+            and not all(_is_bf16(pre, piece) for piece in t.spec.pieces)]
+    if wide:
         pre.notes.append(
-            "routed experts are wider than bf16 in the source and are rounded (f32 holds them)"
-        )
+            f"{len(wide)} trunk tensors are wider than bf16 in the source and are {fate}")
+    if pre.options.experts == "bf16" and any(
+        b.codec == "f32" or not all(_is_bf16(pre, piece) for piece in b.spec.parts(0))
+        for b in pre.banks
+    ):
+        pre.notes.append(f"routed experts are wider than bf16 in the source and are {fate}")
 
 
 def _tokenizer(pre: Preflight) -> None:

@@ -1,0 +1,1 @@
+"""How far one container's predictions are from another's."""

@@ -1,0 +1,224 @@
+"""python -m headrace_tools.measure.quality SRC: what every codec of the converter costs.
+
+Converts a checkpoint once for each choice of codecs, compares it with the reference container and
+prints a Markdown table on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import struct
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..convert import cli, options
+from ..convert.errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_MEMORY
+from .compare import DEFAULT_WINDOW, Comparison, MeasureError, Request, compare
+from .kld import Progress, engine_exit_code, interval, positive
+
+_REFERENCE = "bf16"
+_END = "<|endoftext|>"
+# Where gate and down begin in an expert record (formats/container.md).
+_HEADER_BYTES, _GATE_FIELD, _DOWN_FIELD = 64, 32, 48
+
+_EPILOG = """A choice is EXPERTS or EXPERTS/TRUNK, and may be followed by further options of headrace-convert:
+--codecs int8 bf16/int8 'int8 --allow-nonfinite'. Without a TRUNK the trunk has the experts' codec
+where it can, otherwise int8. Without --codecs: every codec for the experts with a bf16 trunk, every
+codec for the trunk with bf16 experts, and every codec for the experts with an int8 trunk.
+
+"bits" are those of a weight of the experts' gate and up matrices with their scales; headers,
+padding and codebooks are in the sizes only. Exit codes are those of headrace-kld."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Codecs to convert with, and further options of the converter."""
+
+    experts: str
+    trunk: str
+    extra: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Choice:
+        """From "EXPERTS[/TRUNK] [options]". Raises ValueError for a codec that is not offered."""
+        first, *extra = shlex.split(text) or [""]
+        experts, _, trunk = first.partition("/")
+        trunk = trunk or (experts if experts in options.TRUNK_CODECS else "int8")
+        for codec, known in ((experts, options.EXPERT_CODECS), (trunk, options.TRUNK_CODECS)):
+            if codec not in known:
+                raise ValueError(f"{text!r}: {codec!r} is none of {', '.join(known)}")
+        return cls(experts, trunk, tuple(extra))
+
+    def __str__(self) -> str:
+        return " ".join([f"{self.experts}/{self.trunk}", *self.extra])
+
+
+def choices() -> list[Choice]:
+    """All that the converter of this tree offers, each once."""
+    found = [Choice(codec, _REFERENCE) for codec in options.EXPERT_CODECS]
+    found += [Choice(_REFERENCE, codec) for codec in options.TRUNK_CODECS]
+    found += [Choice(codec, "int8") for codec in options.EXPERT_CODECS]
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a container's parts, and stored bits for a weight of the experts."""
+
+    experts: int
+    trunk: int
+    bits: float
+
+    @classmethod
+    def of(cls, container: Path) -> Sizes:
+        manifest = json.loads((container / "manifest.json").read_text(encoding="utf-8"))
+        total = stored = weights = 0
+        for bank in manifest["experts"]:
+            path = container / bank["file"]
+            total += path.stat().st_size
+            with open(path, "rb") as file:
+                header = file.read(_HEADER_BYTES)
+            gate, down = (struct.unpack_from("<Q", header, at)[0] for at in (_GATE_FIELD, _DOWN_FIELD))
+            stored += (down - gate) * bank["experts"]
+            weights += 2 * bank["hidden"] * bank["inner"] * bank["experts"]
+        bits = 8 * stored / weights if weights else 0.0
+        return cls(total, (container / manifest["trunk"]["file"]).stat().st_size, bits)
+
+
+def _row(choice: Choice, sizes: Sizes, perplexity: float, rest: list[str]) -> str:
+    experts = " ".join([choice.experts, *choice.extra])
+    mib = [f"{count / 2**20:.2f}" for count in (sizes.experts, sizes.trunk)]
+    cells = [experts, choice.trunk, *mib, f"{sizes.bits:.2f}", f"{perplexity:.3f}", *rest]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _measured(result: Comparison) -> list[str]:
+    return [
+        f"{result.kl.mean:.6f}",
+        interval(result.kl, 6),
+        f"{result.top1.mean:.2%}".replace("%", " %"),
+    ]
+
+
+def _convert(source: Path, target: Path, choice: Choice) -> int:
+    """Runs the converter; returns its exit code."""
+    codecs = ["--experts", choice.experts, "--trunk", choice.trunk]
+    return cli.main([str(source), str(target), *codecs, "--quiet", *choice.extra])
+
+
+def _table(args: argparse.Namespace, wanted: list[Choice], folder: Path) -> int:
+    """Prints the table; returns the exit code."""
+    reference = Choice.parse(args.reference)
+    base = folder / "reference"
+    if code := _convert(args.source, base, reference):
+        return code
+    text = args.text or args.source.absolute().parent / "val.txt"
+    end = args.end if args.text or args.end else _END
+    rest = [choice for choice in wanted if choice != reference]
+    failed = 0
+    rows: list[str] = []
+    result: Comparison | None = None
+    for choice in rest or [reference]:
+        print(f"quality: {choice}", file=sys.stderr, flush=True)
+        target = base
+        if choice != reference:
+            with_codec = folder / "candidate"
+            if code := _convert(args.source, with_codec, choice):
+                failed = failed or code
+                rows.append(f"| {choice.experts} | {choice.trunk} | not converted | | | | | | |")
+                continue
+            target = with_codec
+        request = Request(base, target, text=text, end=end, window=args.window,
+                          limit=args.windows, ram=args.ram, threads=args.threads)
+        shown = Progress(args.progress)
+        try:
+            result = compare(request, shown.progress, shown.started)
+        finally:
+            shown.close()
+        if choice != reference:
+            rows.append(_row(choice, Sizes.of(target), result.cand.perplexity, _measured(result)))
+            for path in sorted(target.iterdir()):
+                path.unlink()
+            target.rmdir()
+    if result is None:
+        return failed
+    print(f"{result.predictions:,} predictions in {result.windows} windows of {result.window}; "
+          f"KL in nats from {reference}, 95 % interval.\n")
+    print("| experts | trunk | experts, MiB | trunk, MiB | bits | perplexity | KL | interval | top-1 |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |")
+    print(_row(reference, Sizes.of(base), result.ref.perplexity, ["0", "", "100 %"]))
+    print("\n".join(rows), flush=True)
+    return failed if args.codecs else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m headrace_tools.measure.quality",
+        description="A table of what every codec costs in quality.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="SRC", type=Path, help="checkpoint directory")
+    parser.add_argument("--codecs", metavar="CHOICE", nargs="+", help="what to measure, in order")
+    parser.add_argument(
+        "--reference", metavar="CHOICE", default=_REFERENCE, help=f"default {_REFERENCE}"
+    )
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        type=Path,
+        help=f"text to score (default: val.txt beside SRC, with {_END} behind it)",
+    )
+    parser.add_argument("--end", metavar="TEXT", help="control token(s) that follow the text")
+    parser.add_argument("--window", metavar="N", type=positive, default=DEFAULT_WINDOW)
+    parser.add_argument("--windows", metavar="N", type=positive, help="only the first N windows")
+    parser.add_argument("--ram", metavar="SIZE", help="ceiling on both engines together")
+    parser.add_argument("--threads", metavar="N", type=positive, default=0)
+    parser.add_argument(
+        "--work", metavar="DIR", type=Path, help="where the containers are made, and removed again"
+    )
+    parser.add_argument("--progress", action="store_true", help="progress within every comparison")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        wanted = [Choice.parse(text) for text in args.codecs] if args.codecs else choices()
+        Choice.parse(args.reference)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        from headrace import HeadraceError
+
+        with tempfile.TemporaryDirectory(prefix="headrace-quality-", dir=args.work) as folder:
+            return _table(args, wanted, Path(folder))
+    except KeyboardInterrupt:
+        print("quality: interrupted", file=sys.stderr)
+        return 130
+    except MeasureError as error:
+        print(f"quality: {error}", file=sys.stderr)
+        return error.exit_code
+    except ImportError as error:
+        print(f"quality: the engine cannot be loaded: {error}", file=sys.stderr)
+        return EXIT_IO
+    except HeadraceError as error:
+        print(f"quality: {error}", file=sys.stderr)
+        return engine_exit_code(error)
+    except MemoryError:
+        print("quality: not enough memory", file=sys.stderr)
+        return EXIT_MEMORY
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"quality: {where}{error.strerror or error}", file=sys.stderr)
+        return EXIT_IO
+
+
+if __name__ == "__main__":
+    sys.exit(main())
