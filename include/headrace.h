@@ -222,6 +222,14 @@ HR_API hr_status hr_session_record_routes(hr_session *session, int32_t on, hr_er
 HR_API hr_status hr_session_routes(const hr_session *session, size_t n, int32_t *ids,
                                    float *weights, hr_error *err);
 
+/* Called on the evaluating thread after each MoE layer of each chunk, for calibration and traces:
+ * what the routed experts of decoder layer `layer` read, float32 [n][width], and the routes, [n][top_k]
+ * in rank order with their weights. The pointers live until it returns. */
+typedef void (*hr_moe_fn)(void *user, uint32_t layer, uint32_t n, uint32_t width, uint32_t top_k,
+                          const float *inputs, const int32_t *ids, const float *weights);
+/* fn NULL ends it. Changes no result. */
+HR_API hr_status hr_session_tap(hr_session *session, hr_moe_fn fn, void *user, hr_error *err);
+
 /* ---- generation -------------------------------------------------------- */
 
 typedef struct hr_stats {
@@ -308,6 +316,50 @@ HR_API hr_status hr_generate(hr_session *session, const int32_t *ids, size_t n,
 
 /* Totals since the model was opened. stats->size must be set by the caller. */
 HR_API hr_status hr_get_stats(const hr_model *model, hr_stats *stats, hr_error *err);
+
+/* ---- quantisation ------------------------------------------------------ */
+
+/* Matrices to and from the blobs of a container, for converters. Results are the
+ * same bits for every isa and thread count. Codecs are named as in
+ * formats/codecs.md; the rvq ones need codebooks, the others take NULL for them. */
+
+/* How hard fit and encode search. GREEDY: residual k-means and one candidate, the
+ * baseline that the others are measured against. */
+enum { HR_EFFORT_GREEDY = 0, HR_EFFORT_DEFAULT = 1, HR_EFFORT_HIGH = 2 };
+
+typedef struct hr_quant_params {
+    size_t size;
+    char codec[16];  /* "rvq4x64" (default), "rvq3x256", "rvq2x256", "int8", ... */
+    int32_t effort;  /* HR_EFFORT_* ; default HR_EFFORT_DEFAULT */
+    uint32_t beam;   /* candidates kept between stages, at most 32; 0 = by effort */
+    uint32_t threads; /* caller included; 0 = physical cores available */
+    uint32_t reserved;
+    uint64_t seed;   /* of the first guess of fit */
+    char isa[16];    /* as in hr_model_params */
+} hr_quant_params;
+
+HR_API void hr_quant_params_init(hr_quant_params *params);
+
+/* Bytes of a matrix [rows, cols] and of the codebooks (0 without). */
+HR_API hr_status hr_quant_bytes(const hr_quant_params *params, uint32_t rows, uint32_t cols,
+                                uint64_t *blob, uint64_t *books, hr_error *err);
+/* Codebooks for matrices like w [rows, cols], row-major: a sample of rows. 65,536
+ * sub-vectors of 8 or more are advisable. `books` receives what hr_quant_bytes says.
+ * HR_ERR_NUMERIC when a weight is NaN or infinite, with the count and the first. */
+HR_API hr_status hr_quant_fit(const hr_quant_params *params, const float *w, uint32_t rows,
+                              uint32_t cols, void *books, hr_error *err);
+/* importance [cols] (may be NULL; finite, >= 0) weighs the squared error of each
+ * input; rvq only. HR_ERR_NUMERIC as above. */
+HR_API hr_status hr_quant_encode(const hr_quant_params *params, const void *books, const float *w,
+                                 uint32_t rows, uint32_t cols, const float *importance, void *blob,
+                                 hr_error *err);
+HR_API hr_status hr_quant_decode(const hr_quant_params *params, const void *books, const void *blob,
+                                 uint32_t rows, uint32_t cols, float *w, hr_error *err);
+/* Sums over the matrix of m w^2 and of m (w - decoded)^2, m being the importance or 1. */
+HR_API hr_status hr_quant_error(const hr_quant_params *params, const void *books, const void *blob,
+                                const float *w, uint32_t rows, uint32_t cols,
+                                const float *importance, double *signal, double *noise,
+                                hr_error *err);
 
 /* ---- hashing ----------------------------------------------------------- */
 

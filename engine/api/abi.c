@@ -318,6 +318,14 @@ hr_status hr_session_routes(const hr_session *session, size_t n, int32_t *ids, f
     return HR_OK;
 }
 
+hr_status hr_session_tap(hr_session *session, hr_moe_fn fn, void *user, hr_error *err)
+{
+    if (!session) return fail(err, HR_ERR_USAGE, "session is NULL");
+    session_of(session)->tap = fn;
+    session_of(session)->tap_user = user;
+    return HR_OK;
+}
+
 void hr_generate_params_init(hr_generate_params *params)
 {
     generate_params_init(params);

@@ -49,6 +49,8 @@ static const void *data_of(const struct binder *b, const struct tensor_entry *t)
     return b->m->trunk ? b->m->trunk + t->offset : NULL;
 }
 
+static const char any_weight[] = "f32, bf16, int8, mxfp4, int4, nl4";
+
 static hr_status wrong_codec(struct binder *b, const struct tensor_entry *t, const char *allowed)
 {
     return fail(b->err, HR_ERR_FORMAT, "%s/manifest.json: tensor \"%s\" is %s; allowed here: %s",
@@ -79,8 +81,8 @@ static hr_status bind_matrix(struct binder *b, const char *part, uint32_t rows, 
 {
     const struct tensor_entry *t = NULL;
     TRY(lookup(b, part, rows, cols, &t));
-    if (t->codec == CODEC_F64 || (steering && t->codec == CODEC_INT8))
-        return wrong_codec(b, t, steering ? "f32, bf16" : "f32, bf16, int8");
+    if (t->codec == CODEC_F64 || (steering && codec_reads_quantized(t->codec)))
+        return wrong_codec(b, t, steering ? "f32, bf16" : any_weight);
     memset(out, 0, sizeof *out);
     if (b->m->trunk) matrix_bind(out, t->codec, rows, cols, data_of(b, t));
     return HR_OK;
@@ -90,6 +92,16 @@ static hr_status weight(struct binder *b, const char *part, uint32_t rows, uint3
                         struct matrix *out)
 {
     return bind_matrix(b, part, rows, cols, false, out);
+}
+
+/* Embedding and output matrix: four bits are too few for what every token passes through. */
+static hr_status token_matrix(struct binder *b, const char *part, struct matrix *out)
+{
+    const struct architecture *a = &b->m->arch;
+    const struct tensor_entry *t = NULL;
+    TRY(lookup(b, part, a->vocab_size, a->hidden, &t));
+    if (codec_is_4bit(t->codec)) return wrong_codec(b, t, "f32, bf16, int8");
+    return weight(b, part, a->vocab_size, a->hidden, out);
 }
 
 /* Matrices whose results decide (router, gates, decay, beta) keep float weights. */
@@ -105,7 +117,7 @@ static hr_status stack(struct binder *b, const char *part, uint32_t count, uint3
 {
     const struct tensor_entry *t = NULL;
     TRY(lookup_stack(b, part, count, rows, cols, &t));
-    if (t->codec == CODEC_F64) return wrong_codec(b, t, "f32, bf16, int8");
+    if (t->codec == CODEC_F64) return wrong_codec(b, t, any_weight);
     *out = b->m->stacks + b->stacked;
     if (b->m->trunk)
         for (uint32_t i = 0; i < count; i++)
@@ -302,12 +314,12 @@ static hr_status bind_all(struct binder *b)
 {
     struct model *m = b->m;
     const struct architecture *a = &m->arch;
-    TRY(weight(b, "embed", a->vocab_size, a->hidden, &m->embed));
+    TRY(token_matrix(b, "embed", &m->embed));
     TRY(bind_site(b, "final", false, &m->final_site));
     if (a->tied)
         m->head = m->embed;
     else
-        TRY(weight(b, "head", a->vocab_size, a->hidden, &m->head));
+        TRY(token_matrix(b, "head", &m->head));
     uint32_t bank = 0;
     b->in_layer = true;
     for (uint32_t i = 0; i < a->layers; i++) {

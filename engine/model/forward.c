@@ -111,6 +111,9 @@ static hr_status run_ffn(struct forward_call *call, uint32_t i, uint32_t n, hr_e
     call->waited += mc.waited;
     if (st != HR_OK) return fail_prefix(err, st, "layer %u", i);
     keep_routes(call, &moe, &part->moe, w->bank, n);
+    if (call->tap)
+        call->tap(call->tap_user, i, n, moe_width(&part->moe, hidden), part->moe.top_k,
+                  part->moe.latent ? moe.latent : s->x, moe.ids, moe.weights);
     return HR_OK;
 }
 

@@ -17,6 +17,8 @@ struct forward_call {
     int32_t *route_ids;        /* [moe_layers][route_stride] for this chunk's first token, or NULL */
     float *route_weights;
     size_t route_stride;       /* values per MoE layer */
+    hr_moe_fn tap;             /* or NULL */
+    void *tap_user;
     double waited;
 };
 

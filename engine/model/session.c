@@ -159,7 +159,8 @@ static hr_status eval_chunks(struct session *s, const int32_t *ids, uint32_t n, 
     struct model *m = s->model;
     const size_t vocab = m->arch.vocab_size;
     struct forward_call call = {.model = m, .lane = s->lane, .state = &s->state,
-                                .scratch = &s->scratch, .cancel = n > 1 ? &s->cancel : NULL};
+                                .scratch = &s->scratch, .cancel = n > 1 ? &s->cancel : NULL,
+                                .tap = s->tap, .tap_user = s->tap_user};
     for (uint32_t at = 0; at < n;) {
         const uint32_t step = n - at < m->plan.chunk ? n - at : m->plan.chunk;
         const bool last = at + step == n;

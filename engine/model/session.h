@@ -19,6 +19,8 @@ struct session {
     size_t state_bytes, scratch_bytes;
     struct forward_scratch scratch;
     _Atomic int cancel;
+    hr_moe_fn tap;      /* called after each MoE layer, or NULL */
+    void *tap_user;
     bool record;        /* keep routes */
     uint32_t route_tokens;
     int32_t *route_ids; /* [moe_layers][route_tokens][max_top_k] */

@@ -36,6 +36,7 @@ HR_FINISH_LENGTH = 1
 HR_FINISH_CONTEXT = 2
 HR_FINISH_CANCELLED = 3
 HR_FINISH_ERROR = 4
+HR_EFFORT_GREEDY, HR_EFFORT_DEFAULT, HR_EFFORT_HIGH = 0, 1, 2
 
 # ---- structs -----------------------------------------------------------------------------------
 
@@ -193,6 +194,19 @@ class hr_generation(c.Structure):
     ]
 
 
+class hr_quant_params(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("codec", c.c_char * 16),
+        ("effort", _i32),
+        ("beam", _u32),
+        ("threads", _u32),
+        ("reserved", _u32),
+        ("seed", _u64),
+        ("isa", c.c_char * 16),
+    ]
+
+
 class hr_sha256(c.Structure):
     _fields_ = [("state", _u32 * 8), ("length", _u64), ("block", c.c_uint8 * 64)]
 
@@ -202,12 +216,16 @@ class hr_sha256(c.Structure):
 # CFUNCTYPE functions take the interpreter lock when C calls them and drop it afterwards.
 hr_verify_fn = c.CFUNCTYPE(_i32, c.c_void_p, _i32, c.c_char_p, _u64, _u64)
 hr_token_fn = c.CFUNCTYPE(_i32, c.c_void_p, c.POINTER(hr_token))
+hr_moe_fn = c.CFUNCTYPE(None, c.c_void_p, _u32, _u32, _u32, _u32, c.POINTER(c.c_float),
+                        c.POINTER(_i32), c.POINTER(c.c_float))
 
 _model_p = _session_p = c.c_void_p
 _error_p = c.POINTER(hr_error)
 _ids_p = c.POINTER(_i32)
 _float_p = c.POINTER(c.c_float)
 _size_p = c.POINTER(c.c_size_t)
+_quant_p = c.POINTER(hr_quant_params)
+_double_p = c.POINTER(c.c_double)
 
 #: name -> (result, arguments), exactly as in the header.
 FUNCTIONS: dict[str, tuple[object, list[object]]] = {
@@ -233,6 +251,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "hr_cancel": (None, [_session_p]),
     "hr_session_record_routes": (c.c_int, [_session_p, _i32, _error_p]),
     "hr_session_routes": (c.c_int, [_session_p, c.c_size_t, _ids_p, _float_p, _error_p]),
+    "hr_session_tap": (c.c_int, [_session_p, hr_moe_fn, c.c_void_p, _error_p]),
     "hr_generate_params_init": (None, [c.POINTER(hr_generate_params)]),
     "hr_generate": (
         c.c_int,
@@ -240,6 +259,22 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
          c.POINTER(hr_generation), _error_p],
     ),
     "hr_get_stats": (c.c_int, [_model_p, c.POINTER(hr_stats), _error_p]),
+    "hr_quant_params_init": (None, [_quant_p]),
+    "hr_quant_bytes": (c.c_int, [_quant_p, _u32, _u32, c.POINTER(_u64), c.POINTER(_u64), _error_p]),
+    "hr_quant_fit": (c.c_int, [_quant_p, _float_p, _u32, _u32, c.c_void_p, _error_p]),
+    "hr_quant_encode": (
+        c.c_int,
+        [_quant_p, c.c_void_p, _float_p, _u32, _u32, _float_p, c.c_void_p, _error_p],
+    ),
+    "hr_quant_decode": (
+        c.c_int,
+        [_quant_p, c.c_void_p, c.c_void_p, _u32, _u32, _float_p, _error_p],
+    ),
+    "hr_quant_error": (
+        c.c_int,
+        [_quant_p, c.c_void_p, c.c_void_p, _float_p, _u32, _u32, _float_p, _double_p, _double_p,
+         _error_p],
+    ),
     "hr_sha256_init": (None, [c.POINTER(hr_sha256)]),
     "hr_sha256_update": (None, [c.POINTER(hr_sha256), c.c_void_p, c.c_size_t]),
     "hr_sha256_final": (None, [c.POINTER(hr_sha256), c.POINTER(c.c_uint8)]),

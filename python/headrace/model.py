@@ -335,9 +335,13 @@ class Model:
             finally:
                 engine.owner = None
 
-    def logits(self, ids: Iterable[int]) -> NDArray[np.float32]:
-        """Logits after every token of `ids`, evaluated from a fresh state.
+    def logits(self, ids: Iterable[int], *, keep: bool = False) -> NDArray[np.float32]:
+        """Logits after every token of `ids`.
 
+        Args:
+            ids: token ids.
+            keep: continue behind what this model evaluated last instead of a fresh state. A long
+                text evaluated in pieces has the same bits as the whole and needs less memory.
         Returns:
             float32 [len(ids), vocab_size]; row i predicts the token behind ids[i].
         Raises:
@@ -349,7 +353,8 @@ class Model:
             target = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
             def function(lib: ctypes.CDLL, session: ctypes.c_void_p, error: _abi.hr_error) -> int:
-                lib.hr_session_reset(session)
+                if not keep:
+                    lib.hr_session_reset(session)
                 return lib.hr_eval(session, ids_pointer(array), array.size, _abi.HR_LOGITS_ALL,
                                    target, ctypes.byref(error))
 
@@ -385,6 +390,47 @@ class Model:
 
         self._evaluate(function)
         return experts, weights
+
+    def layer_inputs(
+        self, ids: Iterable[int],
+        seen: Callable[[int, NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]], None],
+    ) -> None:
+        """Evaluates `ids` from a fresh state and shows what every MoE layer's routed experts read.
+
+        Args:
+            seen: called as seen(layer, inputs, ids, weights) for each chunk: decoder layer index;
+                inputs float32 [n, width]; experts int32 and mixing weights float32 [n, top_k] in
+                rank order. The arrays are copies. An exception it raises reaches the caller.
+        """
+        array = id_array(ids)
+        raised: list[BaseException] = []
+
+        def tap(_user: int, layer: int, n: int, width: int, top_k: int, inputs: Any, experts: Any,
+                weights: Any) -> None:
+            if raised:
+                return
+            try:
+                seen(layer, np.ctypeslib.as_array(inputs, (n, width)).copy(),
+                     np.ctypeslib.as_array(experts, (n, top_k)).copy(),
+                     np.ctypeslib.as_array(weights, (n, top_k)).copy())
+            except BaseException as error:  # noqa: BLE001: must not unwind through C
+                raised.append(error)
+
+        callback = _abi.hr_moe_fn(tap)
+
+        def function(lib: ctypes.CDLL, session: ctypes.c_void_p, error: _abi.hr_error) -> int:
+            lib.hr_session_reset(session)
+            lib.hr_session_tap(session, callback, None, None)
+            try:
+                return lib.hr_eval(session, ids_pointer(array), array.size, _abi.HR_LOGITS_NONE,
+                                   None, ctypes.byref(error))
+            finally:
+                lib.hr_session_tap(session, _abi.hr_moe_fn(), None, None)
+
+        if array.size:
+            self._evaluate(function)
+        if raised:
+            raise raised[0]
 
     # ---- state ---------------------------------------------------------------------------------
 

@@ -652,3 +652,28 @@ def test_command_line(headrace, build_dir, model_dir):
     missing = subprocess.run([*run[:4], "/nowhere", "-p", "x"], capture_output=True, text=True)
     assert missing.returncode in (3, 5) and "/nowhere" in missing.stderr
     assert json.dumps(missing.stdout) == '""'
+
+
+def test_layer_inputs_are_those_of_the_routes(model, headrace):
+    ids = model.tokenize("The captain stood upon the deck and looked at the sea")
+    experts, weights = model.routes(ids)
+    seen: dict[int, list] = {}
+
+    def keep(layer, inputs, chosen, mixed):
+        assert inputs.shape == (len(chosen), model.info.hidden_size) and np.isfinite(inputs).all()
+        seen.setdefault(layer, []).append((inputs, chosen, mixed))
+
+    want = model.logits(ids)
+    model.layer_inputs(ids, keep)
+    assert sorted(seen) == list(range(model.info.moe_layers))
+    for layer, pieces in seen.items():
+        assert np.array_equal(np.concatenate([p[1] for p in pieces]), experts[layer])
+        assert np.array_equal(np.concatenate([p[2] for p in pieces]), weights[layer])
+    assert np.array_equal(model.logits(ids), want)
+
+    def broken(*_):
+        raise KeyError("stop here")
+
+    with pytest.raises(KeyError, match="stop here"):
+        model.layer_inputs(ids, broken)
+    assert np.array_equal(model.logits(ids), want)
