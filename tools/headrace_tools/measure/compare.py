@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..convert.errors import EXIT_BAD_INPUT, EXIT_MEMORY, EXIT_USAGE
+from ..convert.errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_MEMORY, EXIT_USAGE
 from .divergence import Estimate, Rows, compare_rows, estimates
 
 if TYPE_CHECKING:
@@ -31,6 +32,17 @@ class MeasureError(Exception):
     def __init__(self, message: str, exit_code: int = EXIT_BAD_INPUT) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def engine() -> ModuleType:
+    """The `headrace` package with its library loaded. Raises MeasureError when one is missing."""
+    try:
+        import headrace
+
+        headrace.version()
+    except (ImportError, AttributeError, OSError) as error:
+        raise MeasureError(f"the engine cannot be loaded: {error}", EXIT_IO) from error
+    return headrace
 
 
 @dataclass(frozen=True)
@@ -169,20 +181,19 @@ def ram_shares(request: Request) -> tuple[int, int]:
 
     Raises MeasureError when both floors together are more than there is.
     """
-    import headrace
-
+    plan = engine().plan
     plans = [
-        headrace.plan(path, ctx=request.window, ram=request.ram, threads=request.threads)
+        plan(path, ctx=request.window, ram=request.ram, threads=request.threads)
         for path in (request.ref, request.cand)
     ]
-    total, floors = plans[0].ram, [plan.floor for plan in plans]
+    total, floors = plans[0].ram, [each.floor for each in plans]
     if sum(floors) > total:
         raise MeasureError(
             f"both containers together need at least {sum(floors)} bytes ({floors[0]} and "
             f"{floors[1]}), {total} are allowed: raise --ram",
             EXIT_MEMORY,
         )
-    useful = [max(plan.floor, plan.recommended) for plan in plans]
+    useful = [max(each.floor, each.recommended) for each in plans]
     spare = total - sum(floors)
     first = min(floors[0] + spare // 2, useful[0])
     second = min(total - first, useful[1])
@@ -239,15 +250,14 @@ def compare(
         MeasureError: tokenizers or vocabularies differ, a bad input file, too little memory.
         headrace.HeadraceError: what the engine raises. OSError: a file that cannot be read.
     """
-    import headrace
-
     begun = time.monotonic()
+    model = engine().Model
     shares = ram_shares(request)  # refuses a path that holds no container
     check_tokenizers(request)
     with ExitStack() as stack:
         ref, cand = (
             stack.enter_context(
-                headrace.Model(path, ram=share, ctx=request.window, threads=request.threads)
+                model(path, ram=share, ctx=request.window, threads=request.threads)
             )
             for path, share in zip((request.ref, request.cand), shares, strict=True)
         )

@@ -79,11 +79,12 @@ def compare_rows(
     step = max(1, _BLOCK // vocabulary)
     for at in range(0, n, step):
         rows = slice(at, at + step)
-        p, q = log_softmax(ref[rows]), log_softmax(cand[rows])
-        each = np.arange(p.shape[0])
-        kl = (np.exp(p) * (p - q)).sum(axis=1)
+        with np.errstate(invalid="ignore"):  # a logit that is not finite becomes a NaN, found below
+            p, q = log_softmax(ref[rows]), log_softmax(cand[rows])
+            kl = (np.exp(p) * (p - q)).sum(axis=1)
         if not np.isfinite(kl).all():
             raise ValueError("a logit is not finite")
+        each = np.arange(p.shape[0])
         out.put(
             at,
             Rows(

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ import numpy as np
 
 from .. import __version__
 from ..convert.errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_MEMORY, EXIT_USAGE
-from .compare import DEFAULT_WINDOW, Comparison, MeasureError, Request, compare
+from .compare import DEFAULT_WINDOW, Comparison, MeasureError, Request, compare, engine
 from .divergence import Estimate
 
-_EPILOG = """REF is the trusted container (bf16, say), CAND the one in question. FILE is tokenised whole and cut
-in windows of N inputs; every window starts from a fresh state and every position is scored, as
-`headrace score` does. KL is KL(REF || CAND), the mean over positions; intervals are 95 %, a block
-bootstrap over windows. Both containers are open at once and share --ram. Above it comes
-memory for 64 rows of logits of each and about 100 bytes for each token.
+_EPILOG = """REF is the trusted container (bf16, say), CAND the one in question. FILE is tokenised
+whole and cut in windows of N inputs; every window starts from a fresh state and every position is
+scored, as `headrace score` does. KL is KL(REF || CAND), the mean over positions; intervals are
+95 %, a block bootstrap over windows. Both containers are open at once and share --ram. Beside it
+the comparison takes memory for 64 rows of logits of each and about 100 bytes for each token of the
+text.
 
 exit codes: 0 ok, 2 usage, 3 bad input file or tokenizers that differ, 4 not enough memory,
 5 input/output, 130 interrupted."""
@@ -177,10 +179,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def engine_exit_code(error: Exception) -> int:
-    """The command's exit code for a ``headrace.HeadraceError``; the same as `headrace`'s."""
-    import headrace
-
+def _engine_exit_code(error: Exception) -> int:
+    """The exit code for a ``headrace.HeadraceError``; the same as the command `headrace`'s."""
+    headrace = engine()
     if isinstance(error, (headrace.UsageError, headrace.ContextError)):
         return EXIT_USAGE
     if isinstance(error, headrace.HeadraceMemoryError):
@@ -189,7 +190,34 @@ def engine_exit_code(error: Exception) -> int:
     return EXIT_BAD_INPUT if isinstance(error, bad) else EXIT_IO
 
 
-def _run(args: argparse.Namespace, shown: Progress) -> None:
+def guarded(name: str, work: Callable[[], int], interrupted: Callable[[], str]) -> int:
+    """Runs a command; returns its exit code, what stopped it on standard error.
+
+    Args:
+        name: of the command, in front of every message.
+        interrupted: what to say after Ctrl-C.
+    """
+    code = EXIT_IO
+    try:
+        failure = engine().HeadraceError
+        try:
+            return work()
+        except failure as error:
+            message, code = str(error), _engine_exit_code(error)
+    except KeyboardInterrupt:
+        message, code = interrupted(), 130
+    except MeasureError as error:
+        message, code = str(error), error.exit_code
+    except MemoryError:
+        message, code = "not enough memory", EXIT_MEMORY
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        message = f"{where}{error.strerror or error}"
+    print(f"{name}: {message}", file=sys.stderr)
+    return code
+
+
+def _run(args: argparse.Namespace, shown: Progress) -> int:
     if args.per_position is not None:
         check_writable(args.per_position)
     request = Request(
@@ -215,39 +243,18 @@ def _run(args: argparse.Namespace, shown: Progress) -> None:
     else:
         print(_text(result))
     sys.stdout.flush()
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     args = _parser().parse_args(argv)
     shown = Progress(not args.quiet)
-    try:
-        from headrace import HeadraceError
-
-        _run(args, shown)
-    except KeyboardInterrupt:
-        print(
-            f"headrace-kld: interrupted after {shown.done} of {shown.total} predictions",
-            file=sys.stderr,
-        )
-        return 130
-    except MeasureError as error:
-        print(f"headrace-kld: {error}", file=sys.stderr)
-        return error.exit_code
-    except ImportError as error:
-        print(f"headrace-kld: the engine cannot be loaded: {error}", file=sys.stderr)
-        return EXIT_IO
-    except HeadraceError as error:
-        print(f"headrace-kld: {error}", file=sys.stderr)
-        return engine_exit_code(error)
-    except MemoryError:
-        print("headrace-kld: not enough memory", file=sys.stderr)
-        return EXIT_MEMORY
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"headrace-kld: {where}{error.strerror or error}", file=sys.stderr)
-        return EXIT_IO
-    return 0
+    return guarded(
+        "headrace-kld",
+        lambda: _run(args, shown),
+        lambda: f"interrupted after {shown.done} of {shown.total} predictions",
+    )
 
 
 if __name__ == "__main__":

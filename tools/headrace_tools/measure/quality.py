@@ -16,19 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..convert import cli, options
-from ..convert.errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_MEMORY
-from .compare import DEFAULT_WINDOW, Comparison, MeasureError, Request, compare
-from .kld import Progress, engine_exit_code, interval, positive
+from ..convert.errors import EXIT_BAD_INPUT, EXIT_USAGE
+from .compare import DEFAULT_WINDOW, Comparison, Request, compare
+from .kld import Progress, guarded, interval, positive
 
 _REFERENCE = "bf16"
+# Not a codec but a rule that picks one of the others.
+_RULE = "auto"
+_TRUNK = "int8"
 _END = "<|endoftext|>"
 # Where gate and down begin in an expert record (formats/container.md).
 _HEADER_BYTES, _GATE_FIELD, _DOWN_FIELD = 64, 32, 48
 
-_EPILOG = """A choice is EXPERTS or EXPERTS/TRUNK, and may be followed by further options of headrace-convert:
---codecs int8 bf16/int8 'int8 --allow-nonfinite'. Without a TRUNK the trunk has the experts' codec
-where it can, otherwise int8. Without --codecs: every codec for the experts with a bf16 trunk, every
-codec for the trunk with bf16 experts, and every codec for the experts with an int8 trunk.
+_EPILOG = """A choice is EXPERTS or EXPERTS/TRUNK, and may be followed by further options of
+headrace-convert: --codecs int8 bf16/int8 'int8 --allow-nonfinite'. Without a TRUNK the trunk has
+the experts' codec where it can, otherwise int8. Without --codecs: every codec for the experts with
+a bf16 trunk, every codec for the trunk with bf16 experts, and every codec for the experts with an
+int8 trunk.
 
 "bits" are those of a weight of the experts' gate and up matrices with their scales; headers,
 padding and codebooks are in the sizes only. Exit codes are those of headrace-kld."""
@@ -47,7 +51,7 @@ class Choice:
         """From "EXPERTS[/TRUNK] [options]". Raises ValueError for a codec that is not offered."""
         first, *extra = shlex.split(text) or [""]
         experts, _, trunk = first.partition("/")
-        trunk = trunk or (experts if experts in options.TRUNK_CODECS else "int8")
+        trunk = trunk or (experts if experts in options.TRUNK_CODECS else _TRUNK)
         for codec, known in ((experts, options.EXPERT_CODECS), (trunk, options.TRUNK_CODECS)):
             if codec not in known:
                 raise ValueError(f"{text!r}: {codec!r} is none of {', '.join(known)}")
@@ -58,10 +62,12 @@ class Choice:
 
 
 def choices() -> list[Choice]:
-    """All that the converter of this tree offers, each once."""
-    found = [Choice(codec, _REFERENCE) for codec in options.EXPERT_CODECS]
-    found += [Choice(_REFERENCE, codec) for codec in options.TRUNK_CODECS]
-    found += [Choice(codec, "int8") for codec in options.EXPERT_CODECS]
+    """All codecs that the converter of this tree offers, each choice once."""
+    experts = [codec for codec in options.EXPERT_CODECS if codec != _RULE]
+    trunk = [codec for codec in options.TRUNK_CODECS if codec != _RULE]
+    found = [Choice(codec, _REFERENCE) for codec in experts]
+    found += [Choice(_REFERENCE, codec) for codec in trunk]
+    found += [Choice(codec, _TRUNK) for codec in experts]
     return list(dict.fromkeys(found))
 
 
@@ -82,7 +88,9 @@ class Sizes:
             total += path.stat().st_size
             with open(path, "rb") as file:
                 header = file.read(_HEADER_BYTES)
-            gate, down = (struct.unpack_from("<Q", header, at)[0] for at in (_GATE_FIELD, _DOWN_FIELD))
+            gate, down = (
+                struct.unpack_from("<Q", header, at)[0] for at in (_GATE_FIELD, _DOWN_FIELD)
+            )
             stored += (down - gate) * bank["experts"]
             weights += 2 * bank["hidden"] * bank["inner"] * bank["experts"]
         bits = 8 * stored / weights if weights else 0.0
@@ -110,49 +118,71 @@ def _convert(source: Path, target: Path, choice: Choice) -> int:
     return cli.main([str(source), str(target), *codecs, "--quiet", *choice.extra])
 
 
+def _remove(container: Path) -> None:
+    """What a conversion left, whole or not."""
+    if container.is_dir():
+        for path in sorted(container.iterdir()):
+            path.unlink()
+        container.rmdir()
+
+
 def _table(args: argparse.Namespace, wanted: list[Choice], folder: Path) -> int:
     """Prints the table; returns the exit code."""
     reference = Choice.parse(args.reference)
-    base = folder / "reference"
+    base, candidate = folder / "reference", folder / "candidate"
     if code := _convert(args.source, base, reference):
         return code
     text = args.text or args.source.absolute().parent / "val.txt"
     end = args.end if args.text or args.end else _END
-    rest = [choice for choice in wanted if choice != reference]
-    failed = 0
+    others = [choice for choice in wanted if choice != reference]
+    refused = 0
     rows: list[str] = []
     result: Comparison | None = None
-    for choice in rest or [reference]:
+    for choice in others or [reference]:
         print(f"quality: {choice}", file=sys.stderr, flush=True)
-        target = base
-        if choice != reference:
-            with_codec = folder / "candidate"
-            if code := _convert(args.source, with_codec, choice):
-                failed = failed or code
-                rows.append(f"| {choice.experts} | {choice.trunk} | not converted | | | | | | |")
-                continue
-            target = with_codec
-        request = Request(base, target, text=text, end=end, window=args.window,
-                          limit=args.windows, ram=args.ram, threads=args.threads)
+        target = base if choice == reference else candidate
+        if target is candidate and (code := _convert(args.source, candidate, choice)):
+            if code not in (EXIT_USAGE, EXIT_BAD_INPUT):
+                return code
+            refused = refused or code  # a codec that is not for this checkpoint
+            rows.append(f"| {choice.experts} | {choice.trunk} | not converted |" + " |" * 6)
+            _remove(candidate)
+            continue
+        request = Request(
+            base,
+            target,
+            text=text,
+            end=end,
+            window=args.window,
+            limit=args.windows,
+            ram=args.ram,
+            threads=args.threads,
+        )
         shown = Progress(args.progress)
         try:
             result = compare(request, shown.progress, shown.started)
         finally:
             shown.close()
-        if choice != reference:
+        if target is candidate:
             rows.append(_row(choice, Sizes.of(target), result.cand.perplexity, _measured(result)))
-            for path in sorted(target.iterdir()):
-                path.unlink()
-            target.rmdir()
-    if result is None:
-        return failed
-    print(f"{result.predictions:,} predictions in {result.windows} windows of {result.window}; "
-          f"KL in nats from {reference}, 95 % interval.\n")
-    print("| experts | trunk | experts, MiB | trunk, MiB | bits | perplexity | KL | interval | top-1 |")
+            _remove(candidate)
+    if result is not None:
+        _print(reference, Sizes.of(base), result, rows)
+    return refused if args.codecs else 0
+
+
+def _print(reference: Choice, sizes: Sizes, result: Comparison, rows: list[str]) -> None:
+    print(
+        f"{result.predictions:,} predictions in {result.windows} windows of {result.window}; "
+        f"KL in nats from {reference}, with its 95 % interval.\n"
+    )
+    names = ["experts", "trunk", "experts, MiB", "trunk, MiB", "bits", "perplexity", "KL"]
+    print("| " + " | ".join([*names, "interval", "top-1"]) + " |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |")
-    print(_row(reference, Sizes.of(base), result.ref.perplexity, ["0", "", "100 %"]))
-    print("\n".join(rows), flush=True)
-    return failed if args.codecs else 0
+    print(_row(reference, sizes, result.ref.perplexity, ["0", "", "100 %"]))
+    for row in rows:
+        print(row)
+    sys.stdout.flush()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -194,30 +224,12 @@ def main(argv: list[str] | None = None) -> int:
         Choice.parse(args.reference)
     except ValueError as error:
         parser.error(str(error))
-    try:
-        from headrace import HeadraceError
 
+    def work() -> int:
         with tempfile.TemporaryDirectory(prefix="headrace-quality-", dir=args.work) as folder:
             return _table(args, wanted, Path(folder))
-    except KeyboardInterrupt:
-        print("quality: interrupted", file=sys.stderr)
-        return 130
-    except MeasureError as error:
-        print(f"quality: {error}", file=sys.stderr)
-        return error.exit_code
-    except ImportError as error:
-        print(f"quality: the engine cannot be loaded: {error}", file=sys.stderr)
-        return EXIT_IO
-    except HeadraceError as error:
-        print(f"quality: {error}", file=sys.stderr)
-        return engine_exit_code(error)
-    except MemoryError:
-        print("quality: not enough memory", file=sys.stderr)
-        return EXIT_MEMORY
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"quality: {where}{error.strerror or error}", file=sys.stderr)
-        return EXIT_IO
+
+    return guarded("quality", work, lambda: "interrupted")
 
 
 if __name__ == "__main__":
