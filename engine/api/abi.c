@@ -94,6 +94,19 @@ static void codec_of_experts(const struct model *m, char out[16])
     snprintf(out, 16, "%s", name);
 }
 
+/* The codec that holds most bytes of the layers' tensors; embedding and head may have another. */
+static enum codec codec_of_trunk(const struct container *c)
+{
+    uint64_t bytes[16] = {0};
+    enum codec best = CODEC_NONE;
+    for (uint32_t i = 0; i < c->tensor_count; i++)
+        if (strncmp(c->tensors[i].name, "layers.", 7) == 0 && (uint32_t)c->tensors[i].codec < 16)
+            bytes[c->tensors[i].codec] += c->tensors[i].bytes;
+    for (uint32_t codec = 1; codec < 16; codec++)
+        if (bytes[codec] > bytes[best]) best = (enum codec)codec;
+    return best;
+}
+
 hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error *err)
 {
     const struct model *m = model_of(model);
@@ -124,7 +137,7 @@ hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error
     snprintf(i.name, sizeof i.name, "%s", m->arch.name);
     snprintf(i.isa, sizeof i.isa, "%s", m->nn.k->isa);
     snprintf(i.io_mode, sizeof i.io_mode, "%s", expert_cache_io_mode(m->cache));
-    snprintf(i.trunk_codec, sizeof i.trunk_codec, "%s", codec_name(m->embed.codec));
+    snprintf(i.trunk_codec, sizeof i.trunk_codec, "%s", codec_name(codec_of_trunk(m->c)));
     codec_of_experts(m, i.expert_codec);
     snprintf(i.container_sha256, sizeof i.container_sha256, "%s", m->c->sha256);
     return give(info, info->size, &i, sizeof i, err);
