@@ -361,6 +361,61 @@ HR_API hr_status hr_quant_error(const hr_quant_params *params, const void *books
                                 const float *importance, double *signal, double *noise,
                                 hr_error *err);
 
+/* ---- benchmark --------------------------------------------------------- */
+
+typedef struct hr_bench_params {
+    size_t size;
+    char isa[16];        /* as in hr_model_params */
+    double seconds;      /* of measuring, shared between the rows; the pool is filled besides; 0 = 20;
+                            at most 3600. Slow kernels and a busy machine take longer */
+    uint32_t rows, cols; /* of the matrices; 0 = 1024, 2048; at most 65536 */
+    /* Bytes of weights that are walked through; 0: four times the largest cache, at least 256 MiB.
+     * A smaller pool measures caches. */
+    uint64_t pool;
+} hr_bench_params;
+
+HR_API void hr_bench_params_init(hr_bench_params *params);
+
+enum {
+    HR_BENCH_CODEC = 0,     /* matrix product with the codec `name` */
+    HR_BENCH_OPERATION = 1, /* another kernel */
+    HR_BENCH_READ = 2,      /* the plain memory read; after all others */
+    HR_BENCH_PEAK = 3       /* the instructions of the int8 dot product on registers; last */
+};
+
+/* One measurement. Rates are per second of the thread's own processor time, medians over `repeats`,
+ * each of which measures the plain read, the kernel and the dot peak one after the other; a ratio is
+ * the median of the repeats' own ratios. A spread is (highest - lowest) / median. What does not apply
+ * is 0. */
+typedef struct hr_bench_row {
+    size_t size;
+    char name[24];
+    char isa[16];
+    int32_t kind;           /* HR_BENCH_* */
+    uint32_t tokens;        /* multiplied together */
+    uint32_t rows, cols;
+    uint32_t repeats, reserved;
+    double weights_per_second;
+    double bytes_per_second; /* stored bytes; of `delta` those of the state, which is also written;
+                                of `quantize` those of the float32 inputs, which are in the cache */
+    double macs_per_second;  /* multiply-accumulates of the mathematics: weights times tokens */
+    double spread;           /* of the rates */
+    double read_ratio, read_spread; /* bytes_per_second over that of the plain read */
+    double peak_ratio, peak_spread; /* macs_per_second over the int8 dot peak */
+    double seconds;          /* passed for this row, the other two measurements included */
+    uint64_t cache, pool, memory; /* bytes: largest cache (as assumed when unknown), pool, all
+                                     that this call allocates */
+} hr_bench_row;
+
+/* A return other than 0 stops with HR_ERR_CANCELLED. The row lives until it returns. */
+typedef int32_t (*hr_bench_fn)(void *user, const hr_bench_row *row);
+
+/* Measures every codec with 1, 4, 16 and 64 tokens, then the other kernels, on the calling thread.
+ * Weights are pseudo-random. HR_ERR_MEMORY when the pool does not fit what is available. params may
+ * be NULL. */
+HR_API hr_status hr_bench_kernels(const hr_bench_params *params, hr_bench_fn callback, void *user,
+                                  hr_error *err);
+
 /* ---- hashing ----------------------------------------------------------- */
 
 /* Incremental SHA-256, so that programs can publish the hash of their logits

@@ -113,9 +113,15 @@ def record(codec: str, layer: int, expert: int, gate: np.ndarray, up: np.ndarray
     biases: of gate [inner], up [inner] and down [hidden], or none.
     """
     inner, hidden = gate.shape
+    return record_of_blobs(CODEC_NUMBER[codec], layer, expert, hidden, inner,
+                           [encode(codec, matrix) for matrix in (gate, up, down)], biases)
+
+
+def record_of_blobs(codec: int, layer: int, expert: int, hidden: int, inner: int,
+                    blobs: list[bytes], biases: tuple[np.ndarray, ...] = ()) -> bytes:
+    """A record from the blobs of gate, up and down; `codec` is the number of their codec."""
     offsets, parts, at = [], [], 64
-    for matrix in (gate, up, down):
-        blob = encode(codec, matrix)
+    for blob in blobs:
         offsets.append(at)
         parts.append(blob + bytes(round_up(len(blob), 64) - len(blob)))
         at += len(parts[-1])
@@ -126,7 +132,7 @@ def record(codec: str, layer: int, expert: int, gate: np.ndarray, up: np.ndarray
         at += len(parts[-1])
     total = round_up(at, ALIGN)
     body = b"".join(parts) + bytes(total - at)
-    fields = (b"HREX", 1, CODEC_NUMBER[codec], layer, expert, hidden, inner, total, *offsets, bias_at)
+    fields = (b"HREX", 1, codec, layer, expert, hidden, inner, total, *offsets, bias_at)
     checksum = crc32c(HEADER.pack(*fields, 0) + body)
     return HEADER.pack(*fields, checksum) + body
 

@@ -27,11 +27,15 @@ static const char HELP[] =
     "  verify MODEL     read and check every byte\n"
     "  plan MODEL       what it needs and what fits (exit code 4 when it does not)\n"
     "  info [MODEL]     version; with a model, the kernels and reading mode in use\n"
+    "  bench --kernels  speed of one core's kernels, beside a plain memory read and the peak of\n"
+    "                   its dot products; takes no MODEL\n"
+    "    --isa NAME  --seconds S (default 20)  --rows R  --cols K\n"
+    "    --pool SIZE      weights walked through (default: 4 times the cache, at least 256MiB)\n"
     "  version          the version alone\n"
     "\n"
     "options of every command\n"
     "  --json           one JSON object on standard output\n"
-    "options of all but verify\n"
+    "options of all but verify and bench\n"
     "  --ram SIZE       hard ceiling on memory, such as 8GiB (default: 3/4 of what is available)\n"
     "  --ctx N          tokens of context (default 4096; score: the window)\n"
     "  --threads N  --io-threads N  --chunk N\n"
@@ -49,6 +53,7 @@ static const struct {
 } COMMANDS[] = {
     {"run", command_run},       {"score", command_score}, {"inspect", command_inspect},
     {"verify", command_verify}, {"plan", command_plan},   {"info", command_info},
+    {"bench", command_bench},
 };
 
 int main(int argc, char **argv)

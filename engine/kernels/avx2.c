@@ -8,6 +8,7 @@
 #include "kernels/vector_body.h"
 
 #include "kernels/quantize_body.h"
+#include "kernels/read_body.h"
 
 #define PANEL_PLANES 2
 enum { PLANES_MAX = PANEL_PLANES, PANEL_OFFSET = 0 };
@@ -77,6 +78,32 @@ static inline __attribute__((always_inline)) void panel_block(size_t T, const ui
         panel_slice(4, 2, w, planes, b, 0, total);
         panel_slice(4, 2, w, planes, b, INT8_PANEL_ROWS / 2, total);
     }
+}
+
+/* As many sums as panel_slice has. Operands pass through empty statements that may change them, or
+ * compilers would see that they are equal, and the products leave the loop. */
+static uint64_t dot_peak(uint64_t rounds)
+{
+    __m256i w = _mm256_setzero_si256(), x[2], acc[2][4];
+    for (size_t t = 0; t < 2; t++) {
+        x[t] = _mm256_setzero_si256();
+        __asm__ volatile("" : "+x"(x[t]));
+        for (size_t v = 0; v < 4; v++)
+            acc[t][v] = _mm256_setzero_si256();
+    }
+    const __m256i magnitude[2] = { _mm256_abs_epi8(x[0]), _mm256_abs_epi8(x[1]) };
+    for (uint64_t i = 0; i < rounds; i++)
+        UNROLL(4)
+        for (size_t v = 0; v < 4; v++) {
+            __asm__("" : "+x"(w));
+            UNROLL(2)
+            for (size_t t = 0; t < 2; t++)
+                acc[t][v] = dot_bytes(acc[t][v], w, x[t], magnitude[t]);
+        }
+    for (size_t t = 0; t < 2; t++)
+        for (size_t v = 0; v < 4; v++)
+            __asm__ volatile("" : : "x"(acc[t][v]));
+    return rounds * 2 * 4 * 32;
 }
 
 #include "kernels/panel_sums_body.h"

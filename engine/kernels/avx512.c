@@ -8,6 +8,7 @@
 #include "kernels/vector_body.h"
 
 #include "kernels/quantize_body.h"
+#include "kernels/read_body.h"
 
 #define PANEL_PLANES 4
 enum { PLANES_MAX = PANEL_PLANES, PANEL_OFFSET = 128 };
@@ -65,6 +66,30 @@ static inline __attribute__((always_inline)) void panel_block(size_t T, const ui
             _mm512_store_si512(lanes, _mm512_add_epi32(before, _mm512_sll_epi32(acc[t][v], count)));
         }
     }
+}
+
+static uint64_t dot_peak(uint64_t rounds)
+{
+    __m512i acc[PANEL_PLANES][4], w = _mm512_setzero_si512(), x = _mm512_setzero_si512();
+    UNROLL(4)
+    for (size_t t = 0; t < PANEL_PLANES; t++)
+        UNROLL(4)
+        for (size_t v = 0; v < 4; v++) {
+            acc[t][v] = _mm512_setzero_si512();
+            __asm__ volatile("" : "+v"(acc[t][v])); /* no sum is known to equal another */
+        }
+    for (uint64_t i = 0; i < rounds; i++)
+        UNROLL(4)
+        for (size_t t = 0; t < PANEL_PLANES; t++)
+            UNROLL(4)
+            for (size_t v = 0; v < 4; v++)
+                acc[t][v] = dot_bytes(acc[t][v], w, x);
+    UNROLL(4)
+    for (size_t t = 0; t < PANEL_PLANES; t++)
+        UNROLL(4)
+        for (size_t v = 0; v < 4; v++)
+            __asm__ volatile("" : : "v"(acc[t][v]));
+    return rounds * PANEL_PLANES * 4 * 64;
 }
 
 #include "kernels/panel_sums_body.h"

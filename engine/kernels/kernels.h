@@ -36,7 +36,7 @@ struct rvq_books; /* quant/rvq.h */
 
 /* Tables for encoding sub-vectors of 8 with weights m_d >= 0 on their dimensions. */
 struct rvq_search {
-    uint32_t stages, entries, beam; /* entries a multiple of 16; beam 1..RVQ_MAX_BEAM */
+    uint32_t stages, entries, beam; /* 4x64, 3x256, 2x256, 1x64, 1x256; beam 1..RVQ_MAX_BEAM */
     const float *mix;               /* [stages][8][entries]: -2 m_d c_d */
     const float *energy;            /* [stages][entries]: sum_d m_d c_d^2 */
     const float *cross; /* for s = 1, 2, ..., t < s: [entries of t][entries of s]: 2 sum_d m c c' */
@@ -67,7 +67,8 @@ struct kernels {
      * above. Scales of nibble_panels are bfloat16: acc = fma((float)(2^shift * group sum), scale,
      * acc) over ascending groups, y = acc * token scale. Scales of mxfp4_panels are exponents e:
      * y = (float)(sum_g 2^(shift + e_g - base) * group sum) * 2^(base - 128) * token scale, base
-     * being the row's smallest; a row with an e of 255 or e - base > 25 is NaN. */
+     * being the row's smallest, but at least its largest - 25: groups below base count as zero. A
+     * row with an e of 255 is NaN. */
     void (*nibble_panels)(const uint8_t *panels, const int8_t *table, size_t rows, size_t p0,
                           size_t p1, const struct qbatch *x, const uint32_t *index, size_t n,
                           float *y, size_t ldy);
@@ -85,6 +86,14 @@ struct kernels {
      * sum_d m_d (x_d - sum_s c_sd)^2. Keys are float32: base = energy + mix x (fma, ascending d),
      * + key of the beam, + cross of stages 0, 1, ...; ties go to the earlier candidate. */
     void (*rvq_search)(const struct rvq_search *s, const float *x, size_t n, uint8_t *codes);
+
+    /* --- yardsticks of the benchmark --- */
+    /* Reads bytes (a multiple of 256; p aligned to 8) and does next to nothing with them: the sum
+     * of their 64-bit words, so that no read is left out. */
+    uint64_t (*read)(const void *p, size_t bytes);
+    /* The instructions of the int8 dot product on registers alone, `rounds` times: what no product
+     * can exceed. Returns the multiply-accumulates done. */
+    uint64_t (*dot_peak)(uint64_t rounds);
 
     /* --- float products (16-lane dot) --- */
     /* y[i*ldy + r] = dot(w row r, x row index[i]) for r in [r0, r1). */

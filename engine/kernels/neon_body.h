@@ -5,6 +5,7 @@
 #include "kernels/vector_body.h"
 
 #include "kernels/quantize_body.h"
+#include "kernels/read_body.h"
 
 #define PANEL_PLANES 4
 enum { PLANES_MAX = PANEL_PLANES, PANEL_OFFSET = 0 };
@@ -58,6 +59,30 @@ panel_slice(size_t V, size_t T, const uint8_t *w, const struct plane *planes, si
 
 enum { SLICE_SUMS = 16 };
 
+/* Operands and sums pass through empty statements that may change them, or compilers would know the
+ * products. */
+static uint64_t dot_peak(uint64_t rounds)
+{
+    int8x16_t w = vdupq_n_s8(0), x = vdupq_n_s8(0);
+    int32x4_t acc[SLICE_SUMS];
+    __asm__ volatile("" : "+w"(x));
+    UNROLL(16)
+    for (size_t v = 0; v < SLICE_SUMS; v++) {
+        acc[v] = vdupq_n_s32(0);
+        __asm__ volatile("" : "+w"(acc[v]));
+    }
+    for (uint64_t i = 0; i < rounds; i++) {
+        __asm__("" : "+w"(w));
+        UNROLL(16)
+        for (size_t v = 0; v < SLICE_SUMS; v++)
+            acc[v] = vdotq_s32(acc[v], w, x);
+    }
+    UNROLL(16)
+    for (size_t v = 0; v < SLICE_SUMS; v++)
+        __asm__ volatile("" : : "w"(acc[v]));
+    return rounds * SLICE_SUMS * 16;
+}
+
 #else
 
 /* Without sdot: products of two groups of 4 add up in int16 (2 * 127 * 127 < 2^15), pairs in
@@ -102,6 +127,30 @@ panel_slice(size_t V, size_t T, const uint8_t *w, const struct plane *planes, si
 }
 
 enum { SLICE_SUMS = 8 };
+
+/* Operands and sums pass through empty statements that may change them, or compilers would know the
+ * products. */
+static uint64_t dot_peak(uint64_t rounds)
+{
+    int8x8_t w = vdup_n_s8(0), x = vdup_n_s8(0);
+    int32x4_t acc[2 * SLICE_SUMS];
+    __asm__ volatile("" : "+w"(x));
+    UNROLL(16)
+    for (size_t v = 0; v < 2 * SLICE_SUMS; v++) {
+        acc[v] = vdupq_n_s32(0);
+        __asm__ volatile("" : "+w"(acc[v]));
+    }
+    for (uint64_t i = 0; i < rounds; i++)
+        UNROLL(16)
+        for (size_t v = 0; v < 2 * SLICE_SUMS; v++) {
+            __asm__("" : "+w"(w));
+            acc[v] = vpadalq_s16(acc[v], vmlal_s8(vmull_s8(w, x), w, x));
+        }
+    UNROLL(16)
+    for (size_t v = 0; v < 2 * SLICE_SUMS; v++)
+        __asm__ volatile("" : : "w"(acc[v]));
+    return rounds * 2 * SLICE_SUMS * 16;
+}
 
 #endif
 

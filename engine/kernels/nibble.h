@@ -3,7 +3,7 @@
 #define KERNELS_NIBBLE_H
 
 /* A group is 32 inputs of 64 rows: 1024 bytes of nibbles, 2048 decoded. Weights are at most 32 in
- * magnitude. Exponents of one MXFP4 row may differ by MXFP4_SPREAD: with 2^20 inputs the sum
+ * magnitude. Exponents of one MXFP4 row count down to MXFP4_SPREAD below its largest: with 2^20 inputs the sum
  * 2^15 * 48,768 * 2^(7 + 25) is below 2^63. */
 enum {
     NIBBLE_GROUP = 32,

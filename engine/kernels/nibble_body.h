@@ -110,11 +110,12 @@ static void nibble_panels(const uint8_t *panels, const int8_t *table, size_t row
     }
 }
 
-/* The exponents of one panel. A row whose exponents break the format has no base. */
+/* The exponents of one panel: base is each row's smallest, but at most MXFP4_SPREAD below its
+ * largest. A row with an exponent of 255 is not valid. */
 struct panel_exponents {
     uint8_t base[INT8_PANEL_ROWS];
     uint8_t valid[INT8_PANEL_ROWS];
-    unsigned spread; /* of the widest valid row */
+    unsigned spread; /* of the widest row */
 };
 
 static void read_exponents(const uint8_t *e, size_t groups, struct panel_exponents *out)
@@ -131,35 +132,37 @@ static void read_exponents(const uint8_t *e, size_t groups, struct panel_exponen
     }
     out->spread = 0;
     for (size_t r = 0; r < INT8_PANEL_ROWS; r++) {
+        if (top[r] - out->base[r] > MXFP4_SPREAD)
+            out->base[r] = (uint8_t)(top[r] - MXFP4_SPREAD);
         unsigned spread = (unsigned)(top[r] - out->base[r]);
-        out->valid[r] = top[r] != 255 && spread <= MXFP4_SPREAD;
-        if (out->valid[r] && spread > out->spread)
-            out->spread = spread;
+        out->valid[r] = top[r] != 255;
+        out->spread = spread > out->spread ? spread : out->spread;
     }
 }
 
-/* What each row's dot is shifted by; an invalid row stays within the spread of the others. */
+/* What each row's dot is shifted by; a dot whose exponent lies below the base becomes 0. */
 static inline void row_shifts(const uint8_t *e, const struct panel_exponents *panel,
-                              uint32_t *shifts)
+                              uint32_t *shifts, int32_t *keep)
 {
     for (size_t r = 0; r < INT8_PANEL_ROWS; r++) {
-        uint32_t s = (uint32_t)e[r] - panel->base[r];
-        shifts[r] = s < panel->spread ? s : panel->spread;
+        int32_t s = e[r] - panel->base[r];
+        shifts[r] = (uint32_t)(s < 0 ? 0 : s);
+        keep[r] = s < 0 ? 0 : -1;
     }
 }
 
 static inline void add_lanes(int32_t *total, const int32_t *dots, const uint32_t *shifts,
-                             unsigned shift)
+                             const int32_t *keep, unsigned shift)
 {
     for (size_t r = 0; r < INT8_PANEL_ROWS; r++)
-        total[r] += (int32_t)((uint32_t)dots[r] << (shifts[r] + shift));
+        total[r] += (int32_t)((uint32_t)(dots[r] & keep[r]) << (shifts[r] + shift));
 }
 
 static inline void add_wide(int64_t *sum, const int32_t *dots, const uint32_t *shifts,
-                            unsigned shift)
+                            const int32_t *keep, unsigned shift)
 {
     for (size_t r = 0; r < INT8_PANEL_ROWS; r++)
-        sum[r] += (int64_t)((uint64_t)(int64_t)dots[r] << (shifts[r] + shift));
+        sum[r] += (int64_t)((uint64_t)(int64_t)(dots[r] & keep[r]) << (shifts[r] + shift));
 }
 
 static inline void flush_lanes(size_t count, int32_t (*total)[INT8_PANEL_ROWS],
@@ -195,16 +198,17 @@ static void mxfp4_sums(const struct nibble_chunk *c, const uint8_t *e, const uin
     _Alignas(64) int32_t total[NIBBLE_CHUNK][INT8_PANEL_ROWS];
     _Alignas(64) int32_t dots[NIBBLE_CHUNK][INT8_PANEL_ROWS];
     _Alignas(64) uint32_t shifts[INT8_PANEL_ROWS];
+    _Alignas(64) int32_t keep[INT8_PANEL_ROWS];
     const bool lanes = panel->spread <= LANE_SPREAD;
     unsigned used = 0;
     memset(total, 0, c->count * sizeof *total);
     memset(sums, 0, c->count * sizeof *sums);
     for (size_t g = 0; g < groups; g++, e += INT8_PANEL_ROWS, w += NIBBLE_BYTES) {
         chunk_dots(c, w, operand, g * NIBBLE_GROUP, dots);
-        row_shifts(e, panel, shifts);
+        row_shifts(e, panel, shifts, keep);
         if (!lanes) {
             for (size_t i = 0; i < c->count; i++)
-                add_wide(sums[i], dots[i], shifts, c->shift[i][g / 2]);
+                add_wide(sums[i], dots[i], shifts, keep, c->shift[i][g / 2]);
             continue;
         }
         unsigned factor = 1u << (highest_shift(c, g / 2) + panel->spread);
@@ -214,7 +218,7 @@ static void mxfp4_sums(const struct nibble_chunk *c, const uint8_t *e, const uin
         }
         used += factor;
         for (size_t i = 0; i < c->count; i++)
-            add_lanes(total[i], dots[i], shifts, c->shift[i][g / 2]);
+            add_lanes(total[i], dots[i], shifts, keep, c->shift[i][g / 2]);
     }
     flush_lanes(c->count, total, sums);
 }

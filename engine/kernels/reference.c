@@ -4,6 +4,7 @@
 
 #include "kernels/nibble.h"
 #include "kernels/quantize_body.h"
+#include "kernels/read_body.h"
 
 enum { PLANES_MAX = 4, PANEL_OFFSET = 0 };
 
@@ -28,6 +29,21 @@ static void panel_sums(const uint8_t *panel, size_t blocks, const struct plane *
                 sums[i][r] += (int64_t)block[r] * (1 << shift);
         }
     }
+}
+
+static uint64_t dot_peak(uint64_t rounds)
+{
+    int32_t sums[INT8_PANEL_ROWS] = { 0 };
+    uint8_t w[INT8_PANEL_ROWS * 4] = { 0 };
+    int8_t q[4] = { 0 };
+    for (uint64_t i = 0; i < rounds; i++) {
+        __asm__ volatile("" : : "r"(w), "r"(q), "r"(sums) : "memory"); /* every round is computed */
+        for (size_t r = 0; r < INT8_PANEL_ROWS; r++)
+            for (size_t j = 0; j < 4; j++)
+                sums[r] += (w[4 * r + j] - 128) * q[j];
+    }
+    __asm__ volatile("" : : "r"(sums) : "memory");
+    return rounds * INT8_PANEL_ROWS * 4;
 }
 
 #define NIBBLE_TOKENS 2

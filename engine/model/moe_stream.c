@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "quant/rvq.h"
+
 /* Experts computed in one go: enough to fill the threads, few enough that their records are
  * released while later reads need the room. */
 enum { WAVE = 32 };
@@ -75,6 +77,11 @@ static void bind_expert(const struct moe_call *call, struct wave *w, uint32_t i,
     matrix_bind(&w->gate[i], b->codec, b->inner, b->hidden, record + b->record.gate);
     matrix_bind(&w->up[i], b->codec, b->inner, b->hidden, record + b->record.up);
     matrix_bind(&w->down[i], b->codec, b->hidden, b->inner, record + b->record.down);
+    if (b->books) {
+        w->gate[i].books = &b->books[0];
+        w->up[i].books = &b->books[1];
+        w->down[i].books = &b->books[2];
+    }
     *job = (struct glu_job){.gate = &w->gate[i],
                             .up = &w->up[i],
                             .down = &w->down[i],

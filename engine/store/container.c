@@ -74,6 +74,7 @@ static hr_status check_files(const struct container *c, hr_error *err)
         TRY(check_file(c, c->banks[i].file, bank_bytes(&c->banks[i]), err));
     if (c->has_tokenizer) TRY(check_file(c, TOKENIZER_NAME, c->tokenizer_bytes, err));
     if (c->ngram.rows > 0) TRY(check_file(c, NGRAM_NAME, c->ngram.bytes, err));
+    if (c->codebooks_bytes > 0) TRY(check_file(c, CODEBOOKS_NAME, c->codebooks_bytes, err));
     return HR_OK;
 }
 
@@ -115,6 +116,7 @@ hr_status container_open(const char *path, struct mem_budget *b, struct containe
     }
     c->dir_fd = fd;
     s = check_files(c, err);
+    if (s == HR_OK) s = codebooks_load(fd, c, err);
     if (s != HR_OK) {
         container_close(c);
         return s;

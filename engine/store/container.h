@@ -26,6 +26,7 @@ struct bank_entry { /* one MoE layer's routed experts */
     bool bias;                   /* records hold biases */
     struct record_layout record; /* derived, never believed */
     const uint32_t *crc;         /* [experts] expected CRC32C of every record */
+    struct rvq_books *books;     /* rvq: [3], of gate, up, down; read when the container opens */
 };
 
 struct ngram_entry { /* the rows of ngram.bin; rows is 0 without */
@@ -46,6 +47,8 @@ struct container {
     const uint32_t *trunk_crc;     /* per chunk of 1 MiB (the last may be shorter) */
     uint32_t trunk_chunks;
     struct ngram_entry ngram;
+    uint64_t codebooks_bytes;      /* length of codebooks.bin; 0 without */
+    uint32_t codebooks_crc;
     bool has_tokenizer;
     uint64_t tokenizer_bytes;
     int32_t stop_ids[16];
@@ -60,7 +63,7 @@ struct container {
 enum { TRUNK_CHUNK = 1 << 20 };
 
 /* Opens the directory, checks manifest.json (<= 16 MiB) against manifest.sha256, validates every
- * offset, size and name against the files as they are. Reads no tensor. */
+ * offset, size and name against the files as they are. Reads the codebooks, but no tensor. */
 hr_status container_open(const char *path, struct mem_budget *b, struct container **out,
                          hr_error *err);
 void container_close(struct container *c);

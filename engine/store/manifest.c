@@ -1,3 +1,4 @@
+#include "quant/codebooks.h"
 #include "store/manifest.h"
 
 #include <stdio.h>
@@ -33,6 +34,8 @@ static hr_status need_literal(const struct json *o, const char *key, const char 
                     value);
     return HR_OK;
 }
+
+enum { BANK_BOOKS = 3 }; /* gate, up, down */
 
 static hr_status need_codec(const struct json *o, const char *where, enum codec *out, hr_error *err)
 {
@@ -116,6 +119,9 @@ static hr_status read_tensor(const struct json *v, size_t i, uint64_t trunk_byte
     if (t->offset % IO_ALIGN != 0)
         return fail(err, HR_ERR_FORMAT, "%s: offset %llu is not a multiple of %d", where,
                     (unsigned long long)t->offset, IO_ALIGN);
+    if (codec_is_rvq(t->codec))
+        return fail(err, HR_ERR_FORMAT, "%s: codec %s is for experts only", where,
+                    codec_name(t->codec));
     /* In a stack every matrix but the last is padded, so that the next begins aligned. */
     if (!codec_matrix_bytes(t->codec, t->rows, t->cols, &derived) ||
         (t->count > 1 && (derived > SIZE_MAX - 63 || !size_mul(round_up(derived, 64), t->count, &derived))) ||
@@ -197,7 +203,7 @@ static hr_status read_bank(const struct json *v, size_t i, struct bank_entry *k,
 }
 
 static hr_status read_banks(struct container *c, const struct json *experts, uint32_t *crc,
-                            hr_error *err)
+                            struct rvq_books *books, hr_error *err)
 {
     for (uint32_t i = 0; i < c->bank_count; i++) {
         TRY(read_bank(json_at(experts, i), i, &c->banks[i], crc, err));
@@ -206,7 +212,34 @@ static hr_status read_banks(struct container *c, const struct json *experts, uin
                         "layer %u: banks must be in ascending order", i, c->banks[i].layer,
                         c->banks[i - 1].layer);
         crc += c->banks[i].experts;
+        if (!codec_is_rvq(c->banks[i].codec)) continue;
+        c->banks[i].books = books;
+        books += BANK_BOOKS;
+        c->codebooks_bytes += BANK_BOOKS * codebooks_bytes(c->banks[i].codec);
     }
+    return HR_OK;
+}
+
+static hr_status read_codebooks(struct container *c, const struct json *root, hr_error *err)
+{
+    static const char *const keys[] = {"file", "bytes", "crc32c", NULL};
+    static const char where[] = MANIFEST_NAME ": codebooks";
+    const struct json *v = json_get(root, "codebooks");
+    int64_t bytes, crc;
+
+    if (c->codebooks_bytes == 0) {
+        if (v == NULL) return HR_OK;
+        return fail(err, HR_ERR_FORMAT, "%s: no bank of experts has a codec that needs them", where);
+    }
+    TRY(json_need(root, "codebooks", JSON_OBJECT, MANIFEST_NAME, &v, err));
+    TRY(json_only_keys(v, keys, where, err));
+    TRY(need_literal(v, "file", CODEBOOKS_NAME, where, err));
+    TRY(json_need_int(v, "bytes", 1, (int64_t)file_max, where, &bytes, err));
+    TRY(json_need_int(v, "crc32c", 0, UINT32_MAX, where, &crc, err));
+    if ((uint64_t)bytes != c->codebooks_bytes)
+        return fail(err, HR_ERR_FORMAT, "%s: \"bytes\" is %lld, the banks' codecs make %llu", where,
+                    (long long)bytes, (unsigned long long)c->codebooks_bytes);
+    c->codebooks_crc = (uint32_t)crc;
     return HR_OK;
 }
 
@@ -298,7 +331,7 @@ static hr_status read_parameters(struct container *c, const struct json *root, h
 }
 
 struct counts {
-    uint32_t tensors, banks, chunks, crcs;
+    uint32_t tensors, banks, chunks, crcs, books;
     uint64_t trunk_bytes;
 };
 
@@ -328,7 +361,7 @@ static hr_status count(const struct json *trunk, const struct json *experts, str
     TRY(json_need(trunk, "tensors", JSON_ARRAY, where, &array, err));
     n->tensors = (uint32_t)json_len(array);
     n->banks = (uint32_t)json_len(experts);
-    n->crcs = 0;
+    n->crcs = n->books = 0;
     for (uint32_t i = 0; i < n->banks; i++) {
         char bank[64];
         const struct json *k = json_at(experts, i);
@@ -336,6 +369,9 @@ static hr_status count(const struct json *trunk, const struct json *experts, str
         if (json_kind(k) != JSON_OBJECT)
             return fail(err, HR_ERR_FORMAT, "%s is not an object", bank);
         TRY(json_need(k, "crc32c", JSON_ARRAY, bank, &array, err));
+        enum codec codec;
+        TRY(need_codec(k, bank, &codec, err));
+        if (codec_is_rvq(codec)) n->books += BANK_BOOKS;
         n->crcs += (uint32_t)json_len(array); /* the reader's cap on values bounds the sum */
     }
     return HR_OK;
@@ -343,7 +379,8 @@ static hr_status count(const struct json *trunk, const struct json *experts, str
 
 /* Lays the container out in `carve`, which only measures when it has no base. */
 static struct container *lay_out(struct carve *carve, const struct counts *n, const char *path,
-                                 uint32_t **trunk_crc, uint32_t **expert_crc)
+                                 uint32_t **trunk_crc, uint32_t **expert_crc,
+                                 struct rvq_books **books)
 {
     const size_t path_bytes = strlen(path) + 1;
     struct container *c = carve_take(carve, sizeof *c);
@@ -351,6 +388,7 @@ static struct container *lay_out(struct carve *carve, const struct counts *n, co
     struct bank_entry *banks = carve_take(carve, n->banks * sizeof *banks);
     *trunk_crc = carve_take(carve, n->chunks * sizeof **trunk_crc);
     *expert_crc = carve_take(carve, n->crcs * sizeof **expert_crc);
+    *books = carve_take(carve, n->books * sizeof **books);
     char *copy = carve_take(carve, path_bytes);
     if (carve->base == NULL) return NULL;
     memcpy(copy, path, path_bytes);
@@ -372,7 +410,7 @@ static hr_status check_root(const struct json *root, hr_error *err)
 {
     static const char *const keys[] = {"format",     "version",   "model",    "trunk",
                                        "experts",    "tokenizer", "stop_ids", "parameters",
-                                       "provenance", NULL};
+                                       "provenance", "codebooks", NULL};
     int64_t version;
     const struct json *provenance;
 
@@ -393,6 +431,7 @@ static hr_status build(struct json_doc *doc, const char *path, struct mem_budget
     const struct json *root = json_root(doc), *trunk, *experts, *model;
     struct counts n;
     uint32_t *trunk_crc, *expert_crc;
+    struct rvq_books *books;
 
     *out = NULL;
     TRY(check_root(root, err));
@@ -402,18 +441,19 @@ static hr_status build(struct json_doc *doc, const char *path, struct mem_budget
     TRY(count(trunk, experts, &n, err));
 
     struct carve carve = {0};
-    (void)lay_out(&carve, &n, path, &trunk_crc, &expert_crc);
+    (void)lay_out(&carve, &n, path, &trunk_crc, &expert_crc, &books);
     const size_t bytes = carve.used;
     carve = (struct carve){.base = mem_alloc(b, bytes)};
     if (carve.base == NULL)
         return fail(err, HR_ERR_MEMORY, MANIFEST_NAME ": no memory for %zu bytes of index", bytes);
-    struct container *c = lay_out(&carve, &n, path, &trunk_crc, &expert_crc);
+    struct container *c = lay_out(&carve, &n, path, &trunk_crc, &expert_crc, &books);
     c->mem = b;
     c->mem_bytes = bytes;
     c->model = model;
 
     hr_status s = read_trunk(c, trunk, trunk_crc, err);
-    if (s == HR_OK) s = read_banks(c, experts, expert_crc, err);
+    if (s == HR_OK) s = read_banks(c, experts, expert_crc, books, err);
+    if (s == HR_OK) s = read_codebooks(c, root, err);
     if (s == HR_OK) s = read_tokenizer(c, root, err);
     if (s == HR_OK) s = read_ngram(c, err);
     if (s == HR_OK) s = read_stop_ids(c, root, err);
@@ -423,7 +463,7 @@ static hr_status build(struct json_doc *doc, const char *path, struct mem_budget
         return s;
     }
     c->manifest = doc;
-    c->total_bytes = c->trunk_bytes + c->tokenizer_bytes + c->ngram.bytes;
+    c->total_bytes = c->trunk_bytes + c->tokenizer_bytes + c->ngram.bytes + c->codebooks_bytes;
     for (uint32_t i = 0; i < c->bank_count; i++) c->total_bytes += bank_bytes(&c->banks[i]);
     *out = c;
     return HR_OK;

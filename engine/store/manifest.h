@@ -9,6 +9,7 @@
 #define TRUNK_NAME "trunk.bin"
 #define TOKENIZER_NAME "tokenizer.bin"
 #define NGRAM_NAME "ngram.bin"
+#define CODEBOOKS_NAME "codebooks.bin"
 #define UNFINISHED_NAME "conversion.log"
 
 enum { MANIFEST_MAX = 16 << 20 };
@@ -19,6 +20,8 @@ hr_status manifest_parse(const char *text, size_t bytes, const char *path, struc
                          struct container **out, hr_error *err);
 /* Length that the bank's file must have. */
 uint64_t bank_bytes(const struct bank_entry *bank);
+/* Reads codebooks.bin and fills every bank's books; nothing when there is none (codebook_file.c). */
+hr_status codebooks_load(int dir_fd, const struct container *c, hr_error *err);
 /* Opens a directory; refuses one whose conversion is unfinished (container.c). */
 hr_status container_dir_open(const char *path, int *fd, hr_error *err);
 

@@ -271,6 +271,8 @@ static bool expected_bytes(const struct container *c, const char *name, uint64_t
         *bytes = c->tokenizer_bytes;
     else if (c->ngram.rows > 0 && strcmp(name, NGRAM_NAME) == 0)
         *bytes = c->ngram.bytes;
+    else if (c->codebooks_bytes > 0 && strcmp(name, CODEBOOKS_NAME) == 0)
+        *bytes = c->codebooks_bytes;
     else
         return false;
     return true;
@@ -301,6 +303,8 @@ static void check_file(struct verify *v, const char *name)
             check_trunk(&s);
         else if (strcmp(name, NGRAM_NAME) == 0)
             check_ngram(&s);
+        else if (strcmp(name, CODEBOOKS_NAME) == 0 && codebooks_load(v->dir_fd, v->c, &err) != HR_OK)
+            fault(v, "%s", err.detail);
     }
     while (s.at < s.bytes && next_block(&s, at_most(s.bytes - s.at))) {
     }
@@ -339,6 +343,7 @@ static void check_all(struct verify *v)
     for (uint32_t i = 0; i < c->bank_count; i++) check_unlisted(v, c->banks[i].file);
     if (c->has_tokenizer) check_unlisted(v, TOKENIZER_NAME);
     if (c->ngram.rows > 0) check_unlisted(v, NGRAM_NAME);
+    if (c->codebooks_bytes > 0) check_unlisted(v, CODEBOOKS_NAME);
 }
 
 static void read_manifest(struct verify *v, const char *path)

@@ -37,6 +37,7 @@ HR_FINISH_CONTEXT = 2
 HR_FINISH_CANCELLED = 3
 HR_FINISH_ERROR = 4
 HR_EFFORT_GREEDY, HR_EFFORT_DEFAULT, HR_EFFORT_HIGH = 0, 1, 2
+HR_BENCH_CODEC, HR_BENCH_OPERATION, HR_BENCH_READ, HR_BENCH_PEAK = 0, 1, 2, 3
 
 # ---- structs -----------------------------------------------------------------------------------
 
@@ -207,6 +208,43 @@ class hr_quant_params(c.Structure):
     ]
 
 
+class hr_bench_params(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("isa", c.c_char * 16),
+        ("seconds", c.c_double),
+        ("rows", _u32),
+        ("cols", _u32),
+        ("pool", _u64),
+    ]
+
+
+class hr_bench_row(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("name", c.c_char * 24),
+        ("isa", c.c_char * 16),
+        ("kind", _i32),
+        ("tokens", _u32),
+        ("rows", _u32),
+        ("cols", _u32),
+        ("repeats", _u32),
+        ("reserved", _u32),
+        ("weights_per_second", c.c_double),
+        ("bytes_per_second", c.c_double),
+        ("macs_per_second", c.c_double),
+        ("spread", c.c_double),
+        ("read_ratio", c.c_double),
+        ("read_spread", c.c_double),
+        ("peak_ratio", c.c_double),
+        ("peak_spread", c.c_double),
+        ("seconds", c.c_double),
+        ("cache", _u64),
+        ("pool", _u64),
+        ("memory", _u64),
+    ]
+
+
 class hr_sha256(c.Structure):
     _fields_ = [("state", _u32 * 8), ("length", _u64), ("block", c.c_uint8 * 64)]
 
@@ -216,6 +254,7 @@ class hr_sha256(c.Structure):
 # CFUNCTYPE functions take the interpreter lock when C calls them and drop it afterwards.
 hr_verify_fn = c.CFUNCTYPE(_i32, c.c_void_p, _i32, c.c_char_p, _u64, _u64)
 hr_token_fn = c.CFUNCTYPE(_i32, c.c_void_p, c.POINTER(hr_token))
+hr_bench_fn = c.CFUNCTYPE(_i32, c.c_void_p, c.POINTER(hr_bench_row))
 hr_moe_fn = c.CFUNCTYPE(None, c.c_void_p, _u32, _u32, _u32, _u32, c.POINTER(c.c_float),
                         c.POINTER(_i32), c.POINTER(c.c_float))
 
@@ -275,6 +314,8 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
         [_quant_p, c.c_void_p, c.c_void_p, _float_p, _u32, _u32, _float_p, _double_p, _double_p,
          _error_p],
     ),
+    "hr_bench_params_init": (None, [c.POINTER(hr_bench_params)]),
+    "hr_bench_kernels": (c.c_int, [c.POINTER(hr_bench_params), hr_bench_fn, c.c_void_p, _error_p]),
     "hr_sha256_init": (None, [c.POINTER(hr_sha256)]),
     "hr_sha256_update": (None, [c.POINTER(hr_sha256), c.c_void_p, c.c_size_t]),
     "hr_sha256_final": (None, [c.POINTER(hr_sha256), c.POINTER(c.c_uint8)]),

@@ -111,11 +111,11 @@ def product(blob: Blob, x: Quantized) -> F32:
                 total = fma(shifted[:, :, g], np.broadcast_to(scales[:, g], total.shape), total)
             return total * x.scale[:, None]
         e = blob.scales[: blob.rows].astype(np.int64)
-        base, top = e.min(axis=1), e.max(axis=1)
-        valid = (top < 255) & (top - base <= 25)
-        delta = np.where(valid[:, None], e - base[:, None], 0)
-        exact = (sums << (shift + delta[None])).sum(axis=2)
-        power = np.where(valid, np.ldexp(np.float32(1), base - 128), np.float32(np.nan))
+        top = e.max(axis=1)
+        base = np.maximum(e.min(axis=1), top - 25)
+        delta = e - base[:, None]
+        exact = np.where(delta < 0, 0, sums << (shift + np.maximum(delta, 0))).sum(axis=2)
+        power = np.where(top < 255, np.ldexp(np.float32(1), base - 128), np.float32(np.nan))
         return exact.astype(np.float32) * power.astype(np.float32) * x.scale[:, None]
 
 

@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "encode/rvq_tables.h"
 #include "quant/codec.h"
+#include "quant/rvq.h"
 
 enum { K_MAX = 1200, ROWS_MAX = 200, TOKENS_MAX = 9, K_PAD_MAX = 1216 };
 
@@ -140,7 +142,7 @@ static void hash_nibbles(const struct kernels *t, int worst)
     static const enum codec codecs[] = { CODEC_MXFP4, CODEC_INT4, CODEC_NL4 };
     size_t rows = 1 + random_below(ROWS_MAX / 2), k = 1 + random_below(K_MAX / 2);
     size_t n = 1 + random_below(40);
-    size_t k_pad = (k + 63) / 64 * 64, spread = worst ? 26 : 5;
+    size_t k_pad = (k + 63) / 64 * 64, spread = worst ? 60 : 5;
     float *w = buffer(rows * k), *x = buffer(n * k), *y = buffer(n * rows);
     struct qbatch q = { .q = allocate(n * k_pad), .shift = allocate(n * k_pad / 64),
                         .scale = buffer(n), .sum = allocate(n * 8), .k = k, .k_pad = k_pad };
@@ -168,6 +170,57 @@ static void hash_nibbles(const struct kernels *t, int worst)
         free(blob);
     }
     void *const owned[] = { w, x, y, q.q, q.shift, q.scale, q.sum };
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        free(owned[i]);
+}
+
+/* Random codes and books; n beyond every kernel's fused path; then the encoder's search. */
+static void hash_rvq(const struct kernels *t)
+{
+    static const enum codec codecs[] = { CODEC_RVQ4X64, CODEC_RVQ3X256, CODEC_RVQ2X256 };
+    size_t rows = 1 + random_below(ROWS_MAX / 2), k = 1 + random_below(K_MAX / 2);
+    size_t n = 1 + random_below(12), k_pad = (k + 63) / 64 * 64;
+    float *x = buffer(n * k), *y = buffer(n * rows), *books = buffer(RVQ_MAX_CODES * RVQ_DIM);
+    struct rvq_books *set = allocate(sizeof *set);
+    struct qbatch q = { .q = allocate(n * k_pad), .shift = allocate(n * k_pad / 64),
+                        .scale = buffer(n), .sum = allocate(n * 8), .k = k, .k_pad = k_pad };
+    fill(x, n * k, 0);
+    for (size_t i = 0; i < n; i++)
+        t->quantize(x + i * k, &q, i);
+    for (size_t c = 0; c < sizeof codecs / sizeof *codecs; c++) {
+        const struct rvq_shape *shape = rvq_shape_of(codecs[c]);
+        const size_t codes = shape->stages * shape->entries;
+        int8_t entries[RVQ_MAX_CODES * RVQ_DIM];
+        size_t bytes = 0;
+        if (!codec_matrix_bytes(codecs[c], rows, k, &bytes))
+            exit(1);
+        uint8_t *blob = allocate(bytes);
+        for (size_t i = 0; i < codes * RVQ_DIM; i++)
+            entries[i] = (int8_t)((int)random_below(2 * (size_t)shape->limit + 1) - shape->limit);
+        if (!rvq_books_set(set, shape, entries))
+            exit(1);
+        struct matrix m;
+        matrix_bind(&m, codecs[c], (uint32_t)rows, (uint32_t)k, blob);
+        for (size_t i = 0; i < bytes; i++)
+            blob[i] = (uint8_t)random_bits();
+        t->rvq_panels(set, m.data, m.scale16, rows, 0, m.rows_pad / 64, &q, NULL, n, y, rows);
+        take_floats(y, n * rows);
+        free(blob);
+
+        uint8_t found[16 * RVQ_MAX_STAGES];
+        float vectors[16 * RVQ_DIM], weight[RVQ_DIM];
+        float *tables = buffer(rvq_tables_floats(shape->stages, shape->entries));
+        struct rvq_search search = { .beam = (uint32_t)(1 + random_below(RVQ_MAX_BEAM)) };
+        fill(books, codes * RVQ_DIM, 0);
+        fill(vectors, 16 * RVQ_DIM, 0);
+        for (size_t d = 0; d < RVQ_DIM; d++)
+            weight[d] = (float)random_below(5);
+        rvq_tables_make(&search, shape->stages, shape->entries, books, weight, tables);
+        t->rvq_search(&search, vectors, 16, found);
+        take(found, 16 * shape->stages);
+        free(tables);
+    }
+    void *const owned[] = { x, y, books, set, q.q, q.shift, q.scale, q.sum };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
 }
@@ -259,6 +312,7 @@ int main(int argc, char **argv)
         for (int i = 0; i < rounds; i++) {
             hash_products(t, i % 4 == 3);
             hash_nibbles(t, i % 4 == 3);
+            hash_rvq(t);
             hash_vectors(t, i % 2);
             hash_states(t);
             float angle[2];

@@ -138,7 +138,7 @@ def test_structs_agree(ffi):
 
 
 def test_callbacks_agree(ffi):
-    for name in ("hr_verify_fn", "hr_token_fn"):
+    for name in ("hr_verify_fn", "hr_token_fn", "hr_bench_fn"):
         assert _ctypes_shape(getattr(_abi, name)) == _shape(ffi, ffi.typeof(name)), name
 
 

@@ -16,7 +16,8 @@ SHAPES = {"rows": st.integers(1, 150), "cols": st.integers(1, 150)}
 
 def test_names_round_trip(lib):
     ffi, c = lib
-    for name in ("f32", "f64", "bf16", "int8", "mxfp4", "int4", "nl4"):
+    for name in ("f32", "f64", "bf16", "int8", "mxfp4", "int4", "nl4", "rvq4x64", "rvq3x256",
+                 "rvq2x256"):
         codec = c.codec_from_name(name.encode())
         assert codec != 0 and ffi.string(c.codec_name(codec)) == name.encode()
     for unknown in (b"", b"none", b"int5", b"f32 "):
@@ -98,7 +99,7 @@ def layout(lib, codec: str, hidden: int, inner: int, biased: bool = False):
 
 
 @given(hidden=st.integers(1, 5000), inner=st.integers(1, 5000),
-       codec=st.sampled_from(["f32", "bf16", "int8", "mxfp4", "int4", "nl4"]), biased=st.booleans())
+       codec=st.sampled_from(["f32", "bf16", "int8", "mxfp4", "int4", "nl4", "rvq4x64"]), biased=st.booleans())
 def test_record_layout(lib, hidden, inner, codec, biased):
     gate, up, down, bias, total = layout(lib, codec, hidden, inner, biased)
     wide, narrow = matrix_bytes(lib, codec, inner, hidden), matrix_bytes(lib, codec, hidden, inner)

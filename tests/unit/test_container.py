@@ -292,7 +292,7 @@ HOSTILE: list[tuple[str, Callable[[Manifest], Any], tuple[str, ...]]] = [
     ("bank file swapped", put("experts", 0, "file", "experts-0002.bin"), ("experts[0]", "file")),
     ("bank codec f64", put("experts", 0, "codec", "f64"), ("experts[0]", "f64")),
     ("bank codec", put("experts", 0, "codec", "f32"), ("experts[0]", "record_bytes")),
-    ("bank codec unknown", put("experts", 0, "codec", "mxfp4"), ("experts[0]", "mxfp4")),
+    ("bank codec unknown", put("experts", 0, "codec", "mxfp9"), ("experts[0]", "mxfp9")),
     ("experts 0", put("experts", 0, "experts", 0), ("experts[0]", "experts")),
     ("experts more", put("experts", 0, "experts", 4), ("experts[0]", "crc32c")),
     ("experts huge", put("experts", 0, "experts", 2**31 - 1), ("experts[0]", "crc32c")),

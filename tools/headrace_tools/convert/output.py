@@ -24,7 +24,7 @@ from .errors import EXIT_IO, EXIT_USAGE, ConvertError
 from .options import differing
 
 LOG = "conversion.log"
-_OURS = re.compile(r"(trunk|tokenizer|ngram|experts-\d{4,})\.bin|manifest\.(json|sha256)|conversion\.log")
+_OURS = re.compile(r"(trunk|tokenizer|ngram|codebooks|experts-\d{4,})\.bin|manifest\.(json|sha256)|conversion\.log")
 _VERSION = 1
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

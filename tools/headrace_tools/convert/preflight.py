@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from . import families
+from . import codebooks, families
 from .decoders import SourceTensor
 from .errors import EXIT_BAD_INPUT, EXIT_USAGE, ConvertError
 from .families import BankSpec, ModelPlan, Piece, TensorSpec
-from .options import TRUNK_CODECS, Options
-from .quantise import encode_block, matrix_bytes, round_up
+from .native import native_codec_of_all
+from .options import RVQ_CODECS, Options
+from .quantise import FOUR_BIT, RVQ_BITS, encode_block, matrix_bytes, round_up
 from .row_table import RowTable
 from .safetensors_source import Checkpoint, TensorEntry, read_json_object
 
@@ -33,7 +34,8 @@ BLOCK_BYTES = 4 << 20
 DISK_BYTES_PER_SECOND = 400e6
 """Assumed for reading the source, writing, and reading back for the check, each."""
 
-_WIDTHS = {"int8": 1, "bf16": 2, "f32": 4, "f64": 8}
+_WIDTHS = {"mxfp4": 0.5, "int4": 0.5, "nl4": 0.5, "int8": 1, "bf16": 2, "f32": 4, "f64": 8,
+           **{codec: bits / 8 for codec, bits in RVQ_BITS.items()}}
 """Bytes of a weight without scales and padding."""
 
 _BASE_RAM = 160 << 20
@@ -87,10 +89,14 @@ class Preflight:
     skipped: dict[str, object] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    books: dict[int, codebooks.Books] = field(default_factory=dict)
+    """Of the layers that need some, once codebooks.bin is there."""
 
     def files(self) -> dict[str, int]:
         """File name -> bytes, of all data files."""
         out = {"trunk.bin": self.trunk_bytes}
+        if size := codebooks.file_bytes(self.banks):
+            out[codebooks.FILE] = size
         out.update({bank.file: bank.nbytes for bank in self.banks})
         if self.ngram is not None:
             out[self.ngram.file] = self.ngram.nbytes
@@ -114,13 +120,15 @@ class Preflight:
         """Bytes: base, records and their blocks in flight, the tokenizer twice."""
         record = max((bank.record_bytes for bank in self.banks), default=0)
         widest = max((t.spec.cols for t in self.trunk), default=0)
-        block = 6 * max(BLOCK_BYTES, 64 * 4 * widest)
+        used = {t.codec for t in self.trunk} | {b.codec for b in self.banks}
+        block = (10 if used & FOUR_BIT else 6) * max(BLOCK_BYTES, 64 * 4 * widest)
         return _BASE_RAM + self.workers() * (record + block) + 2 * len(self.tokenizer or b"")
 
     def seconds(self) -> float:
         """Estimated duration: encoding at the rate measured here, and three passes of the disk."""
         seconds = 0.0
-        for codec in TRUNK_CODECS:
+        used = {t.codec for t in self.trunk} | {b.codec for b in self.banks}
+        for codec in sorted(used - {"f64"}):
             weights = sum(t.spec.weights for t in self.trunk if t.codec == codec)
             experts = sum(
                 3 * b.spec.experts * b.spec.hidden * b.spec.inner
@@ -139,6 +147,8 @@ class Preflight:
 
 def _encode_rate(codec: str) -> float:
     """Weights a second of one thread, measured on 1 M weights."""
+    if codec in RVQ_BITS:
+        return codebooks.encode_rate(codec)
     sample = np.linspace(-1, 1, 512 * 2048, dtype=np.float32).reshape(512, 2048)
     best = 1e9
     for _ in range(2):
@@ -292,6 +302,8 @@ def _compare_tensors(pre: Preflight) -> None:
 
 def _trunk_codec(pre: Preflight, spec: TensorSpec) -> str:
     if spec.kind == "matrix":
+        if pre.options.trunk in FOUR_BIT and spec.name in ("embed", "head"):
+            return "int8"  # four bits are too few for what every token passes through
         return _lossless(pre, pre.options.trunk, spec.pieces)
     if spec.kind == "exact":
         return "bf16" if all(_is_bf16(pre, piece) for piece in spec.pieces) else "f32"
@@ -303,6 +315,22 @@ def _lossless(pre: Preflight, codec: str, pieces: Iterable[Piece]) -> str:
     if codec != "bf16" or pre.options.allow_rounding:
         return codec
     return "bf16" if all(_is_bf16(pre, piece) for piece in pieces) else "f32"
+
+
+def _expert_codec(pre: Preflight, bank: BankSpec, asked: str) -> str:
+    every = [piece for expert in range(bank.experts) for piece in bank.parts(expert)]
+    native = native_codec_of_all(pre.checkpoint, every)
+    asked = RVQ_CODECS.get(asked, asked)
+    if asked == "auto":
+        return native or "int8"
+    if native is not None and asked in FOUR_BIT | {"int8", *RVQ_BITS} and asked != native:
+        note = (
+            f"the routed experts are {native} in the source and are quantised once more, as "
+            f"{asked}; --experts auto keeps them as they are, without loss"
+        )
+        if note not in pre.notes:
+            pre.notes.append(note)
+    return _lossless(pre, asked, every)
 
 
 def _is_bf16(pre: Preflight, piece: Piece) -> bool:
@@ -327,17 +355,29 @@ def _lay_out(pre: Preflight) -> None:
             pre.parameters += spec.weights
     pre.trunk_bytes = offset
     for bank in pre.plan.banks:
-        every = (piece for expert in range(bank.experts) for piece in bank.parts(expert))
-        codec = _lossless(pre, pre.options.experts, every)
-        biased = bank.biases is not None
-        parts, bias, record = record_layout(codec, bank.hidden, bank.inner, biased)
-        pre.banks.append(Bank(bank, f"experts-{bank.layer:04d}.bin", codec, parts, bias, record))
+        pre.banks.append(make_bank(pre, bank, pre.options.experts))
         pre.parameters += bank.experts * bank.weights
     if (table := pre.plan.ngram) is not None:
         exact = all(_is_bf16(pre, piece) for piece in table.pieces)
         pre.ngram = RowTable(table, "bf16" if exact else "f32")
         pre.parameters += table.rows * table.dim
     _note_widths(pre)
+
+
+def make_bank(pre: Preflight, spec: BankSpec, asked: str) -> Bank:
+    """The layout of a layer's experts for a choice of --experts."""
+    codec = _expert_codec(pre, spec, asked)
+    biased = spec.biases is not None
+    parts, bias, record = record_layout(codec, spec.hidden, spec.inner, biased)
+    return Bank(spec, f"experts-{spec.layer:04d}.bin", codec, parts, bias, record)
+
+
+def candidate_banks(pre: Preflight, spec: BankSpec, codecs: Iterable[str]) -> list[Bank]:
+    """The different banks that these choices of --experts would make of a layer."""
+    notes = list(pre.notes)
+    found = {bank.codec: bank for bank in (make_bank(pre, spec, codec) for codec in codecs)}
+    pre.notes[:] = notes  # what is only considered is not worth a note
+    return list(found.values())
 
 
 def _note_widths(pre: Preflight) -> None:
@@ -483,11 +523,10 @@ def plan_report(pre: Preflight, target: Path) -> dict[str, object]:
     """The `--plan` object."""
     files = pre.files()
     weights = pre.parameters
-    unpadded = sum(t.spec.weights * _WIDTHS[t.codec] for t in pre.trunk)
+    unpadded = sum(int(t.spec.weights * _WIDTHS[t.codec]) for t in pre.trunk)
     for bank in pre.banks:
-        unpadded += (
-            3 * bank.spec.experts * bank.spec.hidden * bank.spec.inner * _WIDTHS[bank.codec]
-        )
+        numbers = 3 * bank.spec.experts * bank.spec.hidden * bank.spec.inner
+        unpadded += int(numbers * _WIDTHS[bank.codec])
     data = pre.trunk_bytes + sum(bank.nbytes for bank in pre.banks)
     if pre.ngram is not None:
         unpadded += pre.ngram.spec.rows * pre.ngram.row_bytes

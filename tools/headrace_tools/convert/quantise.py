@@ -6,9 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-CODEC_NUMBERS = {"f32": 1, "f64": 2, "bf16": 3, "int8": 4}
+from . import four_bit
+
+CODEC_NUMBERS = {"f32": 1, "f64": 2, "bf16": 3, "int8": 4, "mxfp4": 5, "int4": 6, "nl4": 7,
+                 "rvq4x64": 8, "rvq3x256": 9, "rvq2x256": 10}
+RVQ_BITS = {"rvq4x64": 3, "rvq3x256": 3, "rvq2x256": 2}
+"""Bits of codes for a weight."""
+FOUR_BIT = frozenset(four_bit.TABLES)
 PANEL = 64
-"""Rows of an int8 panel; blocks handed to the encoder start at multiples of it."""
+"""Rows of a panel; blocks handed to the encoder start at multiples of it."""
 
 _TINY = np.float32(np.finfo(np.float32).tiny)
 _BF16_OVERFLOW = np.float32(np.uint32(0x7F7F8000).view(np.float32))
@@ -24,6 +30,10 @@ def matrix_bytes(codec: str, rows: int, cols: int) -> int:
     if codec == "int8":
         padded = round_up(rows, PANEL)
         return padded * 4 + padded * round_up(cols, PANEL)
+    if codec in FOUR_BIT:
+        return round_up(rows, PANEL) // PANEL * four_bit.panel_bytes(codec, cols)
+    if codec in RVQ_BITS:
+        return round_up(rows, PANEL) * (2 + round_up(cols, PANEL) * RVQ_BITS[codec] // 8)
     return rows * cols * {"f32": 4, "f64": 8, "bf16": 2}[codec]
 
 
@@ -88,6 +98,8 @@ def decode(codec: str, blob: bytes | np.ndarray, rows: int, cols: int) -> np.nda
     if codec == "int8":
         return decode_int8(blob, rows, cols)
     data = np.frombuffer(blob, dtype=np.uint8)
+    if codec in FOUR_BIT:
+        return four_bit.decode(codec, data, rows, cols)
     if codec == "bf16":
         return decode_bf16(data.view("<u2")).reshape(rows, cols)
     return data.view("<f4" if codec == "f32" else "<f8").reshape(rows, cols)
@@ -98,13 +110,18 @@ def encode_block(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Rows first_row.. of a matrix of `rows` rows -> (offset in the blob, bytes) parts.
 
-    `weights` is float32 [n, cols] (float64 for f64); for int8 first_row is a multiple of 64,
-    and n is too unless the block ends the matrix.
+    `weights` is float32 [n, cols] (float64 for f64); for int8 and the 4-bit codecs first_row
+    is a multiple of 64, and n is too unless the block ends the matrix.
     """
     cols = weights.shape[1]
-    if codec == "int8":
+    if codec == "int8" or codec in FOUR_BIT:
         if first_row % PANEL or (weights.shape[0] % PANEL and first_row + weights.shape[0] != rows):
-            raise ValueError("int8 blocks start and end at panels")
+            raise ValueError("blocks of panels start and end at panels")
+    if codec in FOUR_BIT:
+        at = first_row // PANEL * four_bit.panel_bytes(codec, cols)
+        yield at, four_bit.pack(codec, *four_bit.encode(codec, weights))
+        return
+    if codec == "int8":
         scales, panels = encode_int8_panels(weights)
         yield first_row * 4, scales.view(np.uint8)
         yield round_up(rows, PANEL) * 4 + first_row * round_up(cols, PANEL), panels.reshape(-1)

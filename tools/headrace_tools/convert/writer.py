@@ -15,12 +15,15 @@ import numpy as np
 
 from .. import __version__
 from ..crc32c import crc32c
+from . import codebooks
 from .errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_USAGE, ConvertError
 from .families import Piece, TensorSpec
+from .four_bit import panel_bytes
+from .native import native_codec, pack_codes, stored_codes
 from .options import differing
 from .output import OutputDirectory, PartialFile
 from .preflight import BLOCK_BYTES, TRUNK_CHUNK, Bank, Preflight, TrunkTensor, free_bytes
-from .quantise import CODEC_NUMBERS, PANEL, bf16_overflows, encode_block, round_up
+from .quantise import CODEC_NUMBERS, PANEL, RVQ_BITS, bf16_overflows, encode_block, round_up
 from .row_table import RowTable, write_row_table
 from .row_table import read_numbers as read_hash_numbers
 from .safetensors_source import Checkpoint, NonFinite, blocks, clear_nonfinite
@@ -44,7 +47,12 @@ def _stored_rows(checkpoint: Checkpoint, piece: Piece, first: int, count: int) -
     )
 
 
-def _piece_rows(checkpoint: Checkpoint, piece: Piece, first: int, count: int) -> np.ndarray:
+_Reader = Callable[[Checkpoint, Piece, int, int], np.ndarray]
+
+
+def _piece_rows(
+    checkpoint: Checkpoint, piece: Piece, first: int, count: int, read: _Reader = _stored_rows
+) -> np.ndarray:
     """Rows first..first+count of a piece. Rows that lie close together are read in one go."""
     index = piece.source_rows(first, count)
     out: list[np.ndarray] = []
@@ -53,9 +61,9 @@ def _piece_rows(checkpoint: Checkpoint, piece: Piece, first: int, count: int) ->
         low, high = int(part.min()), int(part.max()) + 1
         if high - low > 4 * part.size:  # mostly rows that nobody asked for
             for run in np.split(part, np.flatnonzero(np.diff(part) != 1) + 1):
-                out.append(_stored_rows(checkpoint, piece, int(run[0]), run.size))
+                out.append(read(checkpoint, piece, int(run[0]), run.size))
             continue
-        values = _stored_rows(checkpoint, piece, low, high - low)
+        values = read(checkpoint, piece, low, high - low)
         consecutive = part.size == high - low and (part[:-1] < part[1:]).all()
         out.append(values if consecutive else values[part - low])
     return out[0] if len(out) == 1 else np.concatenate(out)
@@ -197,6 +205,26 @@ def _write_trunk(file: PartialFile, pre: Preflight, progress: Progress) -> None:
     file.record["crc32c"] = checksums
 
 
+def _encoded(
+    pre: Preflight, bank: Bank, expert: int, kind: int, piece: Piece, first: int, count: int,
+    bad: NonFinite,
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Rows of an expert's matrix -> (offset in the blob, bytes): a 4-bit source's own numbers
+    when the bank's codec holds them."""
+    if native_codec(pre.checkpoint, piece) == bank.codec:
+        what = f"layer {bank.spec.layer} expert {expert} ({piece.source})"
+        rows = _piece_rows(pre.checkpoint, piece, first, count, stored_codes)
+        at = first // PANEL * panel_bytes(bank.codec, piece.cols)
+        yield at, pack_codes(bank.codec, rows, piece.cols, what, first)
+        return
+    values = read_rows(pre.checkpoint, (piece,), first, count, bad)
+    _refuse_overflow(bank.codec, values, bad)
+    if bank.codec in RVQ_BITS:
+        yield from codebooks.encode_rows(pre, bank, kind, values, first, piece.total_rows)
+        return
+    yield from encode_block(bank.codec, values, first, piece.total_rows)
+
+
 def encode_record(
     pre: Preflight, bank: Bank, expert: int
 ) -> tuple[np.ndarray, int, list[tuple[str, NonFinite]]]:
@@ -219,12 +247,10 @@ def encode_record(
     )
     record[: len(header)] = np.frombuffer(header, dtype=np.uint8)
     found = []
-    for base, piece in zip(bank.parts, spec.parts(expert), strict=True):
+    for kind, (base, piece) in enumerate(zip(bank.parts, spec.parts(expert), strict=True)):
         bad = NonFinite()
         for first, count in blocks(piece.total_rows, _row_step(piece.cols)):
-            values = read_rows(pre.checkpoint, (piece,), first, count, bad)
-            _refuse_overflow(bank.codec, values, bad)
-            for offset, data in encode_block(bank.codec, values, first, piece.total_rows):
+            for offset, data in _encoded(pre, bank, expert, kind, piece, first, count, bad):
                 record[base + offset : base + offset + data.size] = data
         if bad:
             found.append((f"layer {spec.layer} expert {expert} ({piece.source})", bad))
@@ -312,12 +338,15 @@ def provenance(pre: Preflight, hashes: dict[str, str], nonfinite: list[str]) -> 
             entry["sha256"] = hashes[shard.name]
         shards.append(entry)
     notes = pre.notes + [f"stored as 0: {text}" for text in nonfinite]
+    options = pre.options.as_dict()
+    allocation = {"allocation": options.pop("allocation")} if "allocation" in options else {}
     return {
+        **allocation,
         "source": pre.name,
         "family": pre.plan.family,
         "shards": shards,
         "converter": CONVERTER,
-        "options": pre.options.as_dict(),
+        "options": options,
         "skipped": pre.skipped,
         "notes": notes,
     }
@@ -331,6 +360,14 @@ def _ngram(pre: Preflight) -> dict[str, object]:
     numbers = read_hash_numbers(pre.checkpoint, pre.ngram.spec)
     sites = [{**site, **more} for site, more in zip(described["sites"], numbers, strict=True)]
     return {"ngram": {**described, "sites": sites, "codec": pre.ngram.codec}}
+
+
+def _codebooks(pre: Preflight, done: dict[str, dict[str, object]]) -> dict[str, object]:
+    size = codebooks.file_bytes(pre.banks)
+    if not size:
+        return {}
+    (crc,) = done[codebooks.FILE]["crc32c"]  # type: ignore[misc]
+    return {"codebooks": {"file": codebooks.FILE, "bytes": size, "crc32c": crc}}
 
 
 def build_manifest(
@@ -375,6 +412,7 @@ def build_manifest(
             }
             for b in pre.banks
         ],
+        **_codebooks(pre, done),
         "tokenizer": tokenizer,
         "stop_ids": pre.stop_ids,
         "parameters": pre.parameters,
@@ -388,6 +426,21 @@ def build_manifest(
             f"manifest.json would have {len(data)} bytes, at most {MAX_MANIFEST} are allowed"
         )
     return data
+
+
+def container_bytes(pre: Preflight, hash_source: bool = True) -> int:
+    """The most bytes that the finished container can have, manifest and digests included."""
+    files = pre.files()
+    most = 2**32 - 1
+    chunks = {"trunk.bin": -(-pre.trunk_bytes // TRUNK_CHUNK), codebooks.FILE: 1}
+    chunks |= {bank.file: bank.spec.experts for bank in pre.banks}
+    done: dict[str, dict[str, object]] = {
+        name: {"crc32c": [most] * chunks.get(name, 0)} for name in files
+    }
+    hashes = {shard.name: "f" * 64 for shard in pre.checkpoint.shards} if hash_source else {}
+    manifest = build_manifest(pre, done, hashes)
+    lines = sum(64 + 2 + len(name) + 1 for name in [*files, "manifest.json"])
+    return sum(files.values()) + len(manifest) + lines
 
 
 # -- the conversion --------------------------------------------------------------------------
@@ -405,6 +458,8 @@ def already_converted(pre: Preflight, target: Path) -> bool:
     try:
         old = json.loads(path.read_bytes())["provenance"]
         options, shards = old["options"], old["shards"]
+        if "allocation" in old:
+            options = {**options, "allocation": old["allocation"]}
         headers = [(s["name"], s["bytes"], s["header_sha256"]) for s in shards]
     except (ValueError, KeyError, TypeError):
         return False
@@ -486,6 +541,13 @@ def convert(
 
             run("tokenizer.bin", fill_tokenizer)
         run("trunk.bin", lambda file: _write_trunk(file, pre, progress))
+        if codebooks.FILE in files:
+            def fill_books(file: PartialFile) -> None:
+                codebooks.write(file, pre)
+                progress(files[codebooks.FILE])
+
+            run(codebooks.FILE, fill_books)
+            pre.books = codebooks.read((target / codebooks.FILE).read_bytes(), pre.banks)
         with ThreadPoolExecutor(max_workers=pre.workers()) as pool:
             for bank in pre.banks:
                 run(bank.file, lambda file, bank=bank: _write_bank(file, pre, bank, pool, progress))

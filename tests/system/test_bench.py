@@ -1,0 +1,212 @@
+"""`headrace bench --kernels`: what it measures is all there and consistent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+
+import pytest
+
+TOKENS = [1, 4, 16, 64]
+SMALL = ["--rows", "128", "--cols", "256", "--pool", "2MiB"]
+
+
+def bench(binary, *args: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([str(binary), "bench", *args], capture_output=True, timeout=60)
+
+
+def codecs(lib) -> list[str]:
+    """Every codec of weights that this build has."""
+    ffi, C = lib
+    found = []
+    for number in range(1, 1000):
+        name = ffi.string(C.codec_name(number)).decode()
+        if name == "none":
+            return [n for n in found if n != "f64"]
+        found.append(name)
+    raise AssertionError("codec_name never says none")
+
+
+@pytest.fixture(scope="module")
+def table(headrace_bin) -> dict:
+    done = bench(headrace_bin, "--kernels", "--seconds", "0.5", *SMALL, "--json")
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stderr == b""
+    return json.loads(done.stdout)
+
+
+def rows(table: dict, kind: str) -> list[dict]:
+    return [row for row in table["kernels"] if row["kind"] == kind]
+
+
+def test_facts_of_the_run(table, headrace):
+    assert table["version"] == headrace.version()
+    assert table["rows"] == 128 and table["cols"] == 256
+    assert table["pool_bytes"] == 2 << 20 < table["memory_bytes"] < 8 << 20
+    assert table["cache_bytes"] >= 64 << 10
+
+
+def test_every_codec_and_token_count_is_there(table, lib):
+    found = [(row["name"], row["tokens"]) for row in rows(table, "codec")]
+    assert found == [(name, tokens) for name in codecs(lib) for tokens in TOKENS]
+
+
+def test_every_operation_is_there(table):
+    found = [(row["name"], row["tokens"]) for row in rows(table, "operation")]
+    assert found == [("head", t) for t in TOKENS] + [
+        (name, 1) for name in ("attention", "delta", "quantize", "quantize15")]
+
+
+def test_the_two_yardsticks_come_last(table):
+    assert [row["kind"] for row in table["kernels"][-2:]] == ["read", "peak"]
+    read, peak = table["kernels"][-2:]
+    measured = len(table["kernels"]) - 2
+    assert read["repeats"] == peak["repeats"] == measured * table["kernels"][0]["repeats"]
+    assert read["bytes_per_second"] > 1e8 and read["read_ratio"] == 1
+    assert peak["macs_per_second"] > 1e8 and peak["peak_ratio"] == 1
+
+
+def test_rates_of_products_fit_together(table, lib):
+    ffi, C = lib
+    size = ffi.new("size_t *")
+    products = rows(table, "codec") + [r for r in table["kernels"] if r["name"] == "head"]
+    for row in products:
+        name = "int8" if row["name"] == "head" else row["name"]
+        assert C.codec_matrix_bytes(C.codec_from_name(name.encode()), 128, 256, size)
+        assert row["macs_per_second"] == pytest.approx(row["weights_per_second"] * row["tokens"])
+        assert row["bytes_per_second"] == pytest.approx(
+            row["weights_per_second"] * size[0] / (128 * 256))
+
+
+def test_ratios_are_positive_and_spreads_consistent(table):
+    peak = table["kernels"][-1]["macs_per_second"]
+    for row in rows(table, "codec") + rows(table, "operation"):
+        assert row["repeats"] >= 5 and row["seconds"] > 0
+        assert row["read_ratio"] > 0 and row["bytes_per_second"] > 0
+        assert row["spread"] >= 0 and row["read_spread"] >= 0 and row["peak_spread"] >= 0
+        assert (row["peak_ratio"] > 0) == (row["macs_per_second"] > 0)
+        if row["name"].startswith("quantize"):
+            assert row["macs_per_second"] == row["weights_per_second"] == row["peak_spread"] == 0
+        else:  # the median of the ratios is near the ratio of the medians
+            assert 0.1 < row["peak_ratio"] / (row["macs_per_second"] / peak) < 10
+
+
+def test_seconds_are_respected(headrace_bin):
+    """Longer when asked for, and not much longer than asked for: rows share the time."""
+    taken = {}
+    for seconds in (0.2, 1.0):
+        begin = time.monotonic()
+        done = bench(headrace_bin, "--kernels", "--seconds", str(seconds), *SMALL, "--json")
+        assert done.returncode == 0
+        taken[seconds] = time.monotonic() - begin
+        inside = sum(row["seconds"] for row in json.loads(done.stdout)["kernels"])
+        assert inside <= taken[seconds]
+        assert inside > 0.9 * seconds
+    assert taken[1.0] > taken[0.2]
+    assert taken[1.0] < 8  # a busy machine: at most four times, and filling
+
+
+def test_text_table(headrace_bin):
+    done = bench(headrace_bin, "--kernels", "--seconds", "0.1", "--isa", "reference", *SMALL)
+    assert done.returncode == 0 and done.stderr == b""
+    lines = done.stdout.decode().splitlines()
+    assert lines[0].startswith("kernels reference, one thread; matrices [128, 256], pool 2.00 MiB")
+    names = [line.split()[0] for line in lines[4:]]
+    assert names.count("int8") == names.count("head") == 4 and names[-2:] == ["read", "dot"]
+
+
+@pytest.mark.parametrize("args", [
+    [], ["--json"], ["--kernels", "MODEL"], ["--kernels", "--isa", "sse"],
+    ["--kernels", "--isa", ""], ["--kernels", "--isa", "a-name-longer-than-the-field"],
+    ["--kernels", "--seconds", "0"], ["--kernels", "--seconds", "-1"],
+    ["--kernels", "--seconds", "1e9"], ["--kernels", "--seconds", "soon"],
+    ["--kernels", "--rows", "65537"], ["--kernels", "--cols", "65537"],
+    ["--kernels", "--rows", "65536", "--cols", "65536"], ["--kernels", "--pool", "1"],
+    ["--kernels", "--pool", "4MiB"], ["--kernels", "--ram", "1GiB"],
+], ids=lambda args: " ".join(args) or "nothing")
+def test_usage_errors_exit_2(headrace_bin, args):
+    done = bench(headrace_bin, *args)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"headrace: ")
+    if "--json" not in args:
+        assert done.stdout == b""
+
+
+def test_unknown_isa_is_named(headrace_bin):
+    done = bench(headrace_bin, "--kernels", "--isa", "sse", "--json")
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "usage" and '"sse"' in error["detail"]
+
+
+def test_a_pool_beyond_memory_is_refused(headrace_bin):
+    done = bench(headrace_bin, "--kernels", "--pool", "4096TiB", "--json")
+    assert done.returncode == 4
+    assert json.loads(done.stdout)["error"]["code"] == "memory"
+
+
+def test_callback_stops_it(lib):
+    ffi, C = lib
+    params, error = ffi.new("hr_bench_params *"), ffi.new("hr_error *")
+    C.hr_bench_params_init(params)
+    params.seconds, params.rows, params.cols, params.pool = 0.1, 64, 64, 1 << 20
+    seen = []
+
+    @ffi.callback("hr_bench_fn")
+    def on_row(_user, row):
+        seen.append((ffi.string(row.name), row.size))
+        return len(seen) == 3
+
+    assert C.hr_bench_kernels(params, on_row, ffi.NULL, error) == C.HR_ERR_CANCELLED
+    assert [name for name, _ in seen] == [b"f32"] * 3
+    assert {size for _, size in seen} == {ffi.sizeof("hr_bench_row")}
+
+
+def test_params_size_is_checked_and_may_be_shorter(lib):
+    ffi, C = lib
+    params, error = ffi.new("hr_bench_params *"), ffi.new("hr_error *")
+    C.hr_bench_params_init(params)
+    params.size = 0
+    assert C.hr_bench_kernels(params, ffi.NULL, ffi.NULL, error) == C.HR_ERR_USAGE
+    assert b"hr_bench_params_init" in ffi.string(error.detail)
+    params.size = ffi.offsetof("hr_bench_params", "seconds")
+    params.isa = b"none"
+    assert C.hr_bench_kernels(params, ffi.NULL, ffi.NULL, error) == C.HR_ERR_USAGE
+
+
+def all_kernels(lib):
+    ffi, C = lib
+    names = C.kernels_available()
+    i = 0
+    while names[i] != ffi.NULL:
+        yield C.kernels_find(names[i])
+        i += 1
+
+
+def test_dot_peak_counts_its_rounds(lib):
+    for kernels in all_kernels(lib):
+        one = kernels.dot_peak(1)
+        assert one >= 256 and kernels.dot_peak(1000) == 1000 * one and kernels.dot_peak(0) == 0
+
+
+def test_read_reads_every_word(lib):
+    ffi, _C = lib
+    words = ffi.new("uint64_t[]", [3**i for i in range(40)] * 16)
+    size = ffi.sizeof(words) // 256 * 256
+    expected = sum(words[i] for i in range(size // 8)) % 2**64
+    for kernels in all_kernels(lib):
+        assert kernels.read(words, size) == expected
+        assert kernels.read(words, 0) == 0
+
+
+def test_largest_cache_is_read(lib, tmp_path):
+    ffi, C = lib
+    folder = tmp_path / "sys/devices/system/cpu/cpu0/cache"
+    assert C.cache_size_largest(str(tmp_path).encode()) == C.CACHE_SIZE_UNKNOWN
+    for index, size in enumerate(("32K", "1M", "nonsense", "524288K", "")):
+        (folder / f"index{index}").mkdir(parents=True)
+        (folder / f"index{index}" / "size").write_text(size + "\n")
+    assert C.cache_size_largest(str(tmp_path).encode()) == 512 << 20
+    assert C.bench_pool_default(512 << 20) == 2048 << 20
+    assert C.bench_pool_default(1 << 20) == 256 << 20
