@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from convert_helpers import manifest, run, tree
-from headrace_tools.convert import allocation, calibration, cli, knapsack, writer
+from headrace_tools.convert import allocation, calibration, cli, codebooks, importance, knapsack, writer
 from headrace_tools.convert.options import Options
-from headrace_tools.convert.preflight import make_bank, preflight
+from headrace_tools.convert.preflight import make_bank, part_of, preflight
 from headrace_tools.convert.quantise import decode, matrix_bytes
 from headrace_tools.convert.safetensors_source import NonFinite
 from hypothesis import given, settings
@@ -136,12 +137,14 @@ def activated(gate, up, ffn):
 @pytest.mark.parametrize("name", ["qwen3_5_moe", "gpt_oss", "kimi_k3"])
 def test_errors_equal_a_direct_computation(name, monkeypatch):
     """All experts taken: the weighted squared error over every route, one by one."""
+    from headrace.quant import Quantizer
+
     monkeypatch.setattr(calibration, "EXPERTS", 1000)
     monkeypatch.setattr(calibration, "_BLOCK_ROWS", 24)
     pre = preflight(FIXTURES / name, Options("auto", tokenizer=False))
     pre.raise_faults()
     spec = pre.banks[-1].spec
-    ffn = allocation._ffn(pre, spec.layer)
+    ffn = part_of(pre, spec.layer)
     rng = np.random.default_rng(3)
     rows = 12
     sample = calibration.Sample(
@@ -149,9 +152,9 @@ def test_errors_equal_a_direct_computation(name, monkeypatch):
         np.array([rng.permutation(spec.experts)[:2] for _ in range(rows)], np.int32),
         rng.random((rows, 2), np.float32),
     )
-    codecs = ["int8", "int4"]
-    banks = [make_bank(pre, spec, codec) for codec in codecs]
-    assert [bank.codec for bank in banks] == codecs
+    banks = [make_bank(pre, spec, codec) for codec in ("int8", "int4", "rvq2")]
+    with_books = calibration._with_books(pre, banks[2])
+    books = with_books.books[spec.layer]
     got = calibration.layer_errors(pre, banks, sample, ffn)
 
     def expert(e, matrices, x):
@@ -160,7 +163,16 @@ def test_errors_equal_a_direct_computation(name, monkeypatch):
         gate, up, down = (m.astype(float) for m in matrices)
         return down @ activated(gate @ x + bias[0], up @ x + bias[1], ffn) + bias[2]
 
-    output, errors = 0.0, [0.0, 0.0]
+    def coded(bank, e, source):
+        record = writer.encode_record(with_books, bank, e)[0]
+        for kind, (at, m) in enumerate(zip(bank.parts, source)):
+            blob = record[at : at + matrix_bytes(bank.codec, *m.shape)]
+            if bank.codec == "rvq2x256":
+                yield Quantizer(bank.codec).decode(blob, *m.shape, books[kind])
+            else:
+                yield decode(bank.codec, blob, *m.shape)
+
+    output, errors = 0.0, [0.0, 0.0, 0.0]
     for x, ids, weights in zip(sample.inputs.astype(float), sample.experts, sample.weights):
         for e, w in zip(ids, weights.astype(float)):
             source = [writer.read_rows(pre.checkpoint, (p,), 0, p.total_rows, NonFinite())
@@ -168,10 +180,7 @@ def test_errors_equal_a_direct_computation(name, monkeypatch):
             exact = expert(e, source, x)
             output += w**2 * (exact @ exact) / rows
             for i, bank in enumerate(banks):
-                record = writer.encode_record(pre, bank, e)[0]
-                coded = [decode(bank.codec, record[at : at + matrix_bytes(bank.codec, *m.shape)],
-                                *m.shape) for at, m in zip(bank.parts, source)]
-                difference = expert(e, coded, x) - exact
+                difference = expert(e, coded(bank, e, source), x) - exact
                 errors[i] += w**2 * (difference @ difference) / rows
     assert got.output == pytest.approx(output, rel=1e-9)
     assert got.errors == pytest.approx(errors, rel=1e-6)
@@ -249,6 +258,26 @@ def test_mixed_container_has_the_same_bits_everywhere(headrace, mixed):
             except (headrace.UsageError, headrace.UnsupportedError):
                 assert isa not in ("reference", "auto")
     assert len(digests) == 1
+
+
+def test_codebooks_are_counted(headrace, text, model_dir, tmp_path, monkeypatch, capsys):
+    """With --importance too, which is part of what a finished container is compared with."""
+    monkeypatch.setattr(calibration, "EXPERTS", 1)
+    monkeypatch.setattr(codebooks, "_SAMPLES", 1 << 12)
+    target = tmp_path / "o"
+    flags = ["--calibration", text, "--reference", model_dir, "--quiet", "--candidates",
+             "int8,rvq2", "--effort", "greedy", "--budget", 11_000_000]
+    assert run(CHECKPOINT, target, "--importance", *flags) == 0
+    codecs = {bank["codec"] for bank in manifest(target)["experts"]}
+    assert codecs == {"int8", "rvq2x256"} and size(target) <= 11_000_000
+    assert headrace.verify(target) == []
+    with headrace.Model(target, ctx=64) as model:
+        assert np.isfinite(model.logits([1, 2, 3])).all()
+    assert run(CHECKPOINT, target, *flags) == 2
+    assert "--importance was" in capsys.readouterr().err
+    monkeypatch.setattr(allocation, "capture", None)
+    monkeypatch.setattr(importance, "capture", None)
+    assert run(CHECKPOINT, target, "--importance", *flags) == 0  # nothing to do, nothing measured
 
 
 def test_same_bytes_again(mixed, flags, tmp_path, monkeypatch):
@@ -331,6 +360,58 @@ def test_resume_measures_nothing_and_refuses_another_budget(
     assert "--calibration is another text" in capsys.readouterr().err
 
 
+def test_importance_changes_the_down_matrices_only(text, model_dir, monkeypatch):
+    monkeypatch.setattr(codebooks, "_SAMPLES", 1 << 12)
+    pre = preflight(CHECKPOINT, Options("rvq2", effort="greedy"))
+    bank = pre.banks[3]
+    pre = calibration._with_books(pre, bank)
+    samples = calibration.capture(model_dir, text.read_bytes(), pre, lambda done, total: None)
+    weighed = replace(pre, importance=importance.Importance(samples))
+    first, second = (writer.encode_record(p, bank, 5)[0] for p in (pre, weighed))
+    down = bank.parts[2]
+    assert np.array_equal(first[64:down], second[64:down])
+    shape = (bank.spec.hidden, bank.spec.inner)
+    source = writer.read_rows(pre.checkpoint, (bank.spec.parts(5)[2],), 0, shape[0], NonFinite())
+    weigh = weighed.importance(pre, bank, 5)
+    blobs = [r[down : down + matrix_bytes(bank.codec, *shape)].copy() for r in (first, second)]
+    quantizer, books = codebooks.quantizer(bank.codec), pre.books[bank.spec.layer][2]
+    plain = [quantizer.error(source, blob, books)[1] for blob in blobs]
+    scaled = [quantizer.error(source, blob, books, weigh)[1] for blob in blobs]
+    assert plain[0] < plain[1] and scaled[1] < scaled[0]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "gpt_oss"])
+def test_importance_is_the_root_of_the_moments(name, monkeypatch):
+    monkeypatch.setattr(importance, "_BLOCK_ROWS", 24)
+    pre = preflight(FIXTURES / name, Options("auto", tokenizer=False))
+    spec, ffn = pre.banks[0].spec, part_of(pre, pre.banks[0].spec.layer)
+    rng = np.random.default_rng(4)
+    sample = calibration.Sample(
+        rng.standard_normal((9, spec.hidden), np.float32) * 3, np.zeros((9, 1), np.int32),
+        rng.random((9, 1), np.float32),
+    )
+    bad = NonFinite()
+    gate, up = (writer.read_rows(pre.checkpoint, (p,), 0, p.total_rows, bad).astype(float)
+                for p in spec.parts(0)[:2])
+    bias = [writer.read_numbers(pre.checkpoint, (p,), bad) for p in spec.biases(0)[:2]] \
+        if spec.biases else [0, 0]
+    squares = sample.weights[:, 0].astype(float) ** 2
+    moment = sum(w * activated(gate @ x + bias[0], up @ x + bias[1], ffn) ** 2
+                 for w, x in zip(squares, sample.inputs.astype(float)))
+    prior = _prior_of(pre, spec, 0)
+    expected = np.sqrt(9 * moment / moment.mean() + 16 * prior / prior.mean())
+    weigh = importance.Importance({spec.layer: sample})
+    assert weigh(pre, pre.banks[0], 0) == pytest.approx(expected / expected.mean(), rel=1 / 256)
+    unseen = np.sqrt(_prior_of(pre, spec, 1))
+    assert weigh(pre, pre.banks[0], 1) == pytest.approx(unseen / unseen.mean(), rel=1 / 256)
+
+
+def _prior_of(pre, spec, expert):
+    gate, up = (writer.read_rows(pre.checkpoint, (p,), 0, p.total_rows, NonFinite()).astype(float)
+                for p in spec.parts(expert)[:2])
+    return (gate**2).sum(1) * (up**2).sum(1) + 2 * (gate * up).sum(1) ** 2
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -352,7 +433,10 @@ def test_companions_belong_together(text, model_dir, tmp_path, capsys):
     assert run(CHECKPOINT, tmp_path / "o", "--budget", "1GiB", "--calibration", text) == 2
     assert "--budget needs --reference" in capsys.readouterr().err
     assert run(CHECKPOINT, tmp_path / "o", "--reference", model_dir) == 2
-    assert "--reference means nothing without --budget" in capsys.readouterr().err
+    assert "--reference means nothing without --budget or --importance" in capsys.readouterr().err
+    assert run(CHECKPOINT, tmp_path / "o", "--importance", "--calibration", text,
+               "--reference", model_dir) == 2
+    assert "--importance is for experts in rvq3" in capsys.readouterr().err
 
 
 def test_reference_of_another_checkpoint(text, tmp_path, capsys, monkeypatch):

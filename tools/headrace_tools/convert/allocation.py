@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import codebooks
-from .calibration import LayerErrors, capture, check_reference, layer_errors
+from .calibration import LayerErrors, capture, check_reference, layer_errors, read_text
 from .errors import EXIT_USAGE, ConvertError
+from .importance import Importance
 from .knapsack import choose
 from .options import EXPERT_CODECS, RVQ_CODECS, Allocation
 from .output import LOG
-from .preflight import Bank, Preflight, candidate_banks, make_bank
-from .safetensors_source import require_regular
+from .preflight import Bank, Preflight, candidate_banks, make_bank, part_of
 from .writer import CONVERTER, container_bytes
 
 KNOWN = tuple(codec for codec in (*EXPERT_CODECS, *RVQ_CODECS) if codec != "auto")
 CANDIDATES = tuple(codec for codec in KNOWN if codec not in ("f32", "rvq3x256"))
 """f32 is what bf16 becomes where it must, and rvq3x256 has the size of rvq3 and is slower."""
-MAX_TEXT_BYTES = 64 << 20
 MAX_BUDGET = 1 << 62
 _BANK_TEXT, _NOTE_TEXT = 24, 256
 """How much longer a manifest can get by another codec of a bank, and by a note about a codec."""
@@ -74,14 +74,6 @@ def _with_banks(pre: Preflight, banks: list[Bank], allocation: Allocation) -> Pr
     return replace(pre, banks=banks, options=replace(pre.options, allocation=allocation))
 
 
-def _read_text(path: Path) -> bytes:
-    require_regular(path)
-    size = path.stat().st_size
-    if size > MAX_TEXT_BYTES:
-        raise ConvertError(f"{path}: {size} bytes is more than a calibration text may have", EXIT_USAGE)
-    return path.read_bytes()
-
-
 def _table(
     banks: list[list[Bank]], measured: list[LayerErrors]
 ) -> list[dict[str, object]]:
@@ -94,6 +86,14 @@ def _table(
         }
         for row, one in zip(banks, measured, strict=True)
     ]
+
+
+def _check_finite(table: list[dict[str, object]]) -> None:
+    for row in table:
+        if not all(math.isfinite(v) and v >= 0 for v in (*row["errors"].values(), row["output"])):  # type: ignore[attr-defined]
+            raise ConvertError(
+                f"layer {row['layer']}: what its experts write on the calibration text is not finite"
+            )
 
 
 def _rounded(value: float) -> float:
@@ -119,18 +119,19 @@ def _remembered(
                 return None
         found = options.pop("allocation")
         table = found["table"]
-        same = options["effort"] == pre.options.effort and all(found[key] == wanted.as_dict()[key] for key in ("calibration", "reference"))
+        same = (
+            [options["effort"], options.get("importance"), found["calibration"], found["reference"]]
+            == [pre.options.effort, pre.options.importance, wanted.calibration, wanted.reference]
+        )
         fits = [(row["layer"], sorted(row["errors"])) for row in table] == [
             (row[0].spec.layer, sorted(b.codec for b in row)) for row in banks
         ]
-        numbers = all(
-            isinstance(v, float) for row in table for v in (*row["errors"].values(), row["output"])
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        _check_finite(table)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConvertError):
         return None
     if converter != CONVERTER or (source is not None and source != pre.identity):
         return None
-    return table if same and fits and numbers else None
+    return table if same and fits else None
 
 
 def allocate(
@@ -147,7 +148,7 @@ def allocate(
     if not pre.banks:
         raise ConvertError(f"{pre.source}: has no routed experts to spend a budget on", EXIT_USAGE)
     reference = check_reference(request.reference, pre)
-    text = _read_text(request.text)
+    text = read_text(request.text)
     banks = [candidate_banks(pre, bank.spec, request.candidates) for bank in pre.banks]
     question = Allocation(request.budget, hashlib.sha256(text).hexdigest(), reference)
     empty = [{"layer": row[0].spec.layer, "output": 1.23456e-100,
@@ -175,13 +176,16 @@ def allocate(
         samples = capture(
             request.reference, text, pre, lambda done, total: progress("tokens", done, total)
         )
+        if pre.options.importance is not None:
+            pre = replace(pre, importance=Importance(samples))
         measured = []
         for row in banks:
             spec = row[0].spec
-            ffn = _ffn(pre, spec.layer)
+            ffn = part_of(pre, spec.layer)
             measured.append(layer_errors(pre, row, samples[spec.layer], ffn))
             progress("layers", len(measured), len(banks))
         table = _table(banks, measured)
+        _check_finite(table)
     # Plain squares: what one layer adds to the residual stream weighs as much as another's.
     costs = [[float(row["errors"][b.codec]) for b in layer]  # type: ignore[index]
              for row, layer in zip(table, banks, strict=True)]
@@ -192,11 +196,6 @@ def allocate(
     ]
     allocation = replace(question, codecs=tuple(b.codec for b in chosen), table=tuple(table))
     return _with_banks(pre, chosen, allocation)
-
-
-def _ffn(pre: Preflight, layer: int) -> dict[str, object]:
-    model = pre.plan.model
-    return model["ffns"][model["layers"][layer]["ffn"]]  # type: ignore[index]
 
 
 def table_text(allocation: Allocation) -> list[str]:

@@ -20,11 +20,12 @@ from . import codebooks
 from .errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertError
 from .preflight import Bank, Preflight
 from .quantise import decode, matrix_bytes
-from .safetensors_source import NonFinite, blocks
+from .safetensors_source import NonFinite, blocks, require_regular
 from .writer import encode_record, read_numbers, read_rows
 
 WINDOW = 512
 """Tokens evaluated from one fresh state."""
+MAX_TEXT_BYTES = 64 << 20
 MAX_TOKENS = 16384
 MAX_ROWS = 512
 """Tokens whose inputs are kept in every layer."""
@@ -49,6 +50,15 @@ class _Gathered:
     experts: list[NDArray[np.int32]] = field(default_factory=list)
     weights: list[NDArray[np.float32]] = field(default_factory=list)
     seen: int = 0
+
+
+def read_text(path: Path) -> bytes:
+    """A calibration text. Raises ConvertError."""
+    require_regular(path)
+    size = path.stat().st_size
+    if size > MAX_TEXT_BYTES:
+        raise ConvertError(f"{path}: {size} bytes is more than a calibration text may have", EXIT_USAGE)
+    return path.read_bytes()
 
 
 def check_reference(reference: Path, pre: Preflight) -> str:
@@ -93,7 +103,7 @@ def capture(
 
         headrace.version()
     except (ImportError, AttributeError, OSError) as error:
-        raise ConvertError(f"--budget needs the engine: {error}", EXIT_IO) from None
+        raise ConvertError(f"a calibration needs the engine: {error}", EXIT_IO) from None
     gathered = {bank.spec.layer: _Gathered() for bank in pre.banks}
     try:
         with headrace.Model(reference, ctx=WINDOW) as model:
@@ -149,7 +159,7 @@ def chosen_experts(sample: Sample, experts: int) -> list[tuple[int, float]]:
     return [(int(e), int(n) / EXPERTS) for e, n in zip(found, times, strict=True)]
 
 
-def _activate(
+def activate(
     gate: NDArray[np.float64], up: NDArray[np.float64], ffn: dict[str, object]
 ) -> NDArray[np.float64]:
     """The activations of formats/container.md."""
@@ -175,22 +185,23 @@ _Rows = Callable[[int, int, int], NDArray[np.float32]]
 """(matrix, first row, count) -> rows of gate, up or down."""
 
 
+def _product(
+    x: NDArray[np.float64], rows: _Rows, matrix: int, count: int, biases: list[NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """x [n, k] through a matrix [count, k], a block of its rows at a time; float64 [n, count]."""
+    out = np.empty((len(x), count))
+    for first, n in blocks(count, _BLOCK_ROWS):
+        out[:, first : first + n] = x @ rows(matrix, first, n).astype(np.float64).T
+    return out + biases[matrix] if biases else out
+
+
 def _output(
     inputs: NDArray[np.float64], rows: _Rows, bank: Bank, biases: list[NDArray[np.float64]],
     ffn: dict[str, object],
 ) -> NDArray[np.float64]:
-    """What one expert writes, float64 [n, hidden], a block of weight rows at a time."""
-
-    def product(x: NDArray[np.float64], matrix: int, count: int) -> NDArray[np.float64]:
-        out = np.empty((len(x), count))
-        for first, n in blocks(count, _BLOCK_ROWS):
-            out[:, first : first + n] = x @ rows(matrix, first, n).astype(np.float64).T
-        return out + biases[matrix] if biases else out
-
-    inner, hidden = bank.spec.inner, bank.spec.hidden
-    return product(
-        _activate(product(inputs, 0, inner), product(inputs, 1, inner), ffn), 2, hidden
-    )
+    """What one expert writes, float64 [n, hidden]."""
+    gate, up = (_product(inputs, rows, matrix, bank.spec.inner, biases) for matrix in (0, 1))
+    return _product(activate(gate, up, ffn), rows, 2, bank.spec.hidden, biases)
 
 
 def _with_books(pre: Preflight, bank: Bank) -> Preflight:
@@ -242,8 +253,9 @@ def layer_errors(
     used = sample.experts >= 0
     mass = float((sample.weights[used].astype(np.float64) ** 2).sum()) / len(sample.inputs)
     for expert, share in chosen_experts(sample, spec.experts):
-        row, rank = np.nonzero(sample.experts == expert)
-        pick = np.arange(min(len(row), ROWS_PER_EXPERT)) * len(row) // min(len(row), ROWS_PER_EXPERT)
+        row, rank = np.nonzero((sample.experts == expert) & (sample.weights != 0))
+        count = min(len(row), ROWS_PER_EXPERT)
+        pick = np.arange(count) * len(row) // count
         row, rank = row[pick], rank[pick]
         inputs = sample.inputs[row].astype(np.float64)
         squares = sample.weights[row, rank].astype(np.float64) ** 2

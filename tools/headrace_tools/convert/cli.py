@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .. import __version__
-from . import allocation
+from . import allocation, importance
 from .errors import EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertError
 from .options import EFFORTS, EXPERT_CODECS, RVQ_CODECS, TRUNK_CODECS, Options
 from .preflight import Preflight, check_places, plan_report, preflight
@@ -53,13 +53,23 @@ def _parser() -> argparse.ArgumentParser:
         "that the container has at most SIZE (such as 18GiB); needs --calibration and --reference",
     )
     parser.add_argument(
-        "--calibration", metavar="TEXT", type=_path, help="with --budget: a text to measure on"
+        "--importance",
+        action="store_true",
+        help="weigh the errors of rvq experts by how large their activations are; needs "
+        "--calibration and --reference",
+    )
+    parser.add_argument(
+        "--calibration",
+        metavar="TEXT",
+        type=_path,
+        help="with --budget or --importance: a text to measure on",
     )
     parser.add_argument(
         "--reference",
         metavar="CONTAINER",
         type=_path,
-        help="with --budget: a container of the same checkpoint, bf16 or int8, that runs the text",
+        help="with --budget or --importance: a container of the same checkpoint, bf16 or int8, "
+        "that runs the text",
     )
     parser.add_argument(
         "--candidates",
@@ -144,6 +154,11 @@ def human_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min" if whole >= 3600 else f"{whole // 60} min"
 
 
+def _span(counts: list[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 def _plan_text(report: dict[str, object], pre: Preflight) -> str:
     """The report for people."""
     sizes = pre.source_bytes
@@ -165,7 +180,8 @@ def _plan_text(report: dict[str, object], pre: Preflight) -> str:
         lines.append(
             f"experts     {total:,} bytes ({', '.join(sorted({b.codec for b in pre.banks}))}): "
             f"{len(pre.banks)} files "
-            f"of {bank.nbytes:,}, {bank.spec.experts} records of {bank.record_bytes:,}"
+            f"of {_span([b.nbytes for b in pre.banks])}, {bank.spec.experts} records of "
+            f"{_span([b.record_bytes for b in pre.banks])}"
         )
     if pre.ngram is not None:
         lines.append(
@@ -280,24 +296,33 @@ def _convert(pre: Preflight, target: Path, args: argparse.Namespace) -> dict[str
 
 def _allocation_request(args: argparse.Namespace) -> allocation.Request | None:
     """What --budget and its companions ask for. Raises ConvertError (usage)."""
-    needed = {"--calibration": args.calibration, "--reference": args.reference}
-    if args.budget is None:
-        for flag, value in {**needed, "--candidates": args.candidates}.items():
-            if value is not None:
-                raise ConvertError(f"{flag} means nothing without --budget", EXIT_USAGE)
-        return None
-    if args.experts is not None:
+    asks = "--budget" if args.budget is not None else "--importance" if args.importance else None
+    for flag, value in (("--calibration", args.calibration), ("--reference", args.reference)):
+        if asks is not None and value is None:
+            raise ConvertError(f"{asks} needs {flag}", EXIT_USAGE)
+        if asks is None and value is not None:
+            raise ConvertError(
+                f"{flag} means nothing without --budget or --importance", EXIT_USAGE
+            )
+    if args.budget is not None and args.experts is not None:
         raise ConvertError("--budget chooses the codecs: leave --experts out", EXIT_USAGE)
-    for flag, value in needed.items():
-        if value is None:
-            raise ConvertError(f"--budget needs {flag}", EXIT_USAGE)
+    if args.budget is None and args.candidates is not None:
+        raise ConvertError("--candidates means nothing without --budget", EXIT_USAGE)
     candidates = args.candidates or allocation.CANDIDATES
+    chosen = (args.experts,) if args.budget is None else candidates
+    if args.importance and not set(chosen) & set(RVQ_CODECS):
+        raise ConvertError(
+            f"--importance is for experts in {', '.join(RVQ_CODECS)} only", EXIT_USAGE
+        )
+    if args.budget is None:
+        return None
     return allocation.Request(args.budget, args.calibration, args.reference, candidates)
 
 
-def _allocate(
-    pre: Preflight, request: allocation.Request, args: argparse.Namespace
+def _measure(
+    args: argparse.Namespace, work: Callable[[Callable[[str, int, int], object]], Preflight]
 ) -> Preflight:
+    """Runs `work` with a progress display."""
     from tqdm import tqdm
 
     bars: dict[str, tqdm] = {}
@@ -314,10 +339,9 @@ def _allocate(
         bars[what].update(done - bars[what].n)
 
     if not args.quiet:
-        print("headrace-convert: measuring the codecs on the calibration text", file=sys.stderr)
+        print("headrace-convert: measuring on the calibration text", file=sys.stderr)
     try:
-        target = None if args.target is None else _path(args.target)
-        return allocation.allocate(pre, request, target, progress)
+        return work(progress)
     finally:
         for bar in bars.values():
             bar.close()
@@ -335,8 +359,11 @@ def _run(args: argparse.Namespace) -> int:
     options = Options(experts, args.trunk, not args.no_tokenizer, args.allow_nonfinite,
                       args.allow_rounding, effort=args.effort)
     pre = preflight(source, options)
+    if args.importance and not pre.faults:
+        pre = importance.request(pre, args.calibration, args.reference)
     if request is not None and not pre.faults:
-        pre = _allocate(pre, request, args)
+        planned, earlier = pre, None if args.target is None else target
+        pre = _measure(args, lambda told: allocation.allocate(planned, request, earlier, told))
     if args.plan:
         if pre.plan.tensors:
             report = plan_report(pre, target)
@@ -366,6 +393,11 @@ def _run(args: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
     else:
+        if args.importance and pre.importance is None:
+            before = pre
+            pre = _measure(args, lambda told: importance.gather(
+                before, args.calibration, args.reference,
+                lambda done, total: told("tokens", done, total)))
         result.update(_convert(pre, target, args))
         if not args.quiet:
             print(f"headrace-convert: {target}: done in {result['seconds']} s", file=sys.stderr)

@@ -101,12 +101,13 @@ def read(data: bytes, banks: list[Bank]) -> dict[int, Books]:
 
 
 def encode_rows(
-    pre: Preflight, bank: Bank, kind: int, weights: np.ndarray, first: int, rows: int
+    pre: Preflight, bank: Bank, kind: int, weights: np.ndarray, first: int, rows: int,
+    importance: np.ndarray | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Rows first.. of a matrix of `rows` rows -> (offset in the blob, bytes); as encode_block."""
     threads = max(1, (os.cpu_count() or 1) // pre.workers())
     encoder = quantizer(bank.codec, pre.options.effort, threads)
-    blob = encoder.encode(weights, pre.books[bank.spec.layer][kind])
+    blob = encoder.encode(weights, pre.books[bank.spec.layer][kind], importance)
     scales = 2 * round_up(len(weights), PANEL)
     row_bytes = round_up(weights.shape[1], PANEL) * RVQ_BITS[bank.codec] // 8
     yield 2 * first, blob[:scales]

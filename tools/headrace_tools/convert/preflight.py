@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,6 +91,8 @@ class Preflight:
     notes: list[str] = field(default_factory=list)
     books: dict[int, codebooks.Books] = field(default_factory=dict)
     """Of the layers that need some, once codebooks.bin is there."""
+    importance: Callable[[Preflight, Bank, int], np.ndarray | None] | None = None
+    """Bank and expert -> what the inputs of its down matrix weigh when it is encoded."""
 
     def files(self) -> dict[str, int]:
         """File name -> bytes, of all data files."""
@@ -370,6 +372,12 @@ def make_bank(pre: Preflight, spec: BankSpec, asked: str) -> Bank:
     biased = spec.biases is not None
     parts, bias, record = record_layout(codec, spec.hidden, spec.inner, biased)
     return Bank(spec, f"experts-{spec.layer:04d}.bin", codec, parts, bias, record)
+
+
+def part_of(pre: Preflight, layer: int) -> dict[str, object]:
+    """The manifest's description of a layer's ffn."""
+    model = pre.plan.model
+    return model["ffns"][model["layers"][layer]["ffn"]]  # type: ignore[index]
 
 
 def candidate_banks(pre: Preflight, spec: BankSpec, codecs: Iterable[str]) -> list[Bank]:

@@ -207,7 +207,7 @@ def _write_trunk(file: PartialFile, pre: Preflight, progress: Progress) -> None:
 
 def _encoded(
     pre: Preflight, bank: Bank, expert: int, kind: int, piece: Piece, first: int, count: int,
-    bad: NonFinite,
+    bad: NonFinite, importance: np.ndarray | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Rows of an expert's matrix -> (offset in the blob, bytes): a 4-bit source's own numbers
     when the bank's codec holds them."""
@@ -220,7 +220,9 @@ def _encoded(
     values = read_rows(pre.checkpoint, (piece,), first, count, bad)
     _refuse_overflow(bank.codec, values, bad)
     if bank.codec in RVQ_BITS:
-        yield from codebooks.encode_rows(pre, bank, kind, values, first, piece.total_rows)
+        yield from codebooks.encode_rows(
+            pre, bank, kind, values, first, piece.total_rows, importance
+        )
         return
     yield from encode_block(bank.codec, values, first, piece.total_rows)
 
@@ -247,10 +249,14 @@ def encode_record(
     )
     record[: len(header)] = np.frombuffer(header, dtype=np.uint8)
     found = []
+    weigh = pre.importance if bank.codec in RVQ_BITS else None
     for kind, (base, piece) in enumerate(zip(bank.parts, spec.parts(expert), strict=True)):
         bad = NonFinite()
+        importance = weigh(pre, bank, expert) if weigh is not None and kind == 2 else None
         for first, count in blocks(piece.total_rows, _row_step(piece.cols)):
-            for offset, data in _encoded(pre, bank, expert, kind, piece, first, count, bad):
+            for offset, data in _encoded(
+                pre, bank, expert, kind, piece, first, count, bad, importance
+            ):
                 record[base + offset : base + offset + data.size] = data
         if bad:
             found.append((f"layer {spec.layer} expert {expert} ({piece.source})", bad))
