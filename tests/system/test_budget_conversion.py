@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from convert_helpers import manifest, run, tree
 from headrace_tools.convert import allocation, calibration, cli, codebooks, importance, knapsack, writer
+from headrace_tools.convert import rows as source_rows
 from headrace_tools.convert.options import Options
 from headrace_tools.convert.preflight import make_bank, part_of, preflight
 from headrace_tools.convert.quantise import decode, matrix_bytes
@@ -158,7 +159,7 @@ def test_errors_equal_a_direct_computation(name, monkeypatch):
     got = calibration.layer_errors(pre, banks, sample, ffn)
 
     def expert(e, matrices, x):
-        bias = [writer.read_numbers(pre.checkpoint, (p,), NonFinite()).astype(float)
+        bias = [source_rows.read_numbers(pre.checkpoint, (p,), NonFinite()).astype(float)
                 for p in spec.biases(e)] if spec.biases else [0, 0, 0]
         gate, up, down = (m.astype(float) for m in matrices)
         return down @ activated(gate @ x + bias[0], up @ x + bias[1], ffn) + bias[2]
@@ -175,7 +176,7 @@ def test_errors_equal_a_direct_computation(name, monkeypatch):
     output, errors = 0.0, [0.0, 0.0, 0.0]
     for x, ids, weights in zip(sample.inputs.astype(float), sample.experts, sample.weights):
         for e, w in zip(ids, weights.astype(float)):
-            source = [writer.read_rows(pre.checkpoint, (p,), 0, p.total_rows, NonFinite())
+            source = [source_rows.read_rows(pre.checkpoint, (p,), 0, p.total_rows, NonFinite())
                       for p in spec.parts(e)]
             exact = expert(e, source, x)
             output += w**2 * (exact @ exact) / rows
@@ -371,7 +372,7 @@ def test_importance_changes_the_down_matrices_only(text, model_dir, monkeypatch)
     down = bank.parts[2]
     assert np.array_equal(first[64:down], second[64:down])
     shape = (bank.spec.hidden, bank.spec.inner)
-    source = writer.read_rows(pre.checkpoint, (bank.spec.parts(5)[2],), 0, shape[0], NonFinite())
+    source = source_rows.read_rows(pre.checkpoint, (bank.spec.parts(5)[2],), 0, shape[0], NonFinite())
     weigh = weighed.importance(pre, bank, 5)
     blobs = [r[down : down + matrix_bytes(bank.codec, *shape)].copy() for r in (first, second)]
     quantizer, books = codebooks.quantizer(bank.codec), pre.books[bank.spec.layer][2]
@@ -391,9 +392,9 @@ def test_importance_is_the_root_of_the_moments(name, monkeypatch):
         rng.random((9, 1), np.float32),
     )
     bad = NonFinite()
-    gate, up = (writer.read_rows(pre.checkpoint, (p,), 0, p.total_rows, bad).astype(float)
+    gate, up = (source_rows.read_rows(pre.checkpoint, (p,), 0, p.total_rows, bad).astype(float)
                 for p in spec.parts(0)[:2])
-    bias = [writer.read_numbers(pre.checkpoint, (p,), bad) for p in spec.biases(0)[:2]] \
+    bias = [source_rows.read_numbers(pre.checkpoint, (p,), bad) for p in spec.biases(0)[:2]] \
         if spec.biases else [0, 0]
     squares = sample.weights[:, 0].astype(float) ** 2
     moment = sum(w * activated(gate @ x + bias[0], up @ x + bias[1], ffn) ** 2
@@ -407,7 +408,7 @@ def test_importance_is_the_root_of_the_moments(name, monkeypatch):
 
 
 def _prior_of(pre, spec, expert):
-    gate, up = (writer.read_rows(pre.checkpoint, (p,), 0, p.total_rows, NonFinite()).astype(float)
+    gate, up = (source_rows.read_rows(pre.checkpoint, (p,), 0, p.total_rows, NonFinite()).astype(float)
                 for p in spec.parts(expert)[:2])
     return (gate**2).sum(1) * (up**2).sum(1) + 2 * (gate * up).sum(1) ** 2
 

@@ -25,7 +25,7 @@ from headrace_tools.convert.families import ModelPlan, Piece, TensorSpec, whole
 from headrace_tools.convert.families.common import open_config
 from headrace_tools.convert.families.quantised import Codings
 from headrace_tools.convert.safetensors_source import Checkpoint, NonFinite
-from headrace_tools.convert.writer import read_numbers, read_rows
+from headrace_tools.convert.rows import read_numbers, read_rows
 
 DTYPES = {"uint8": "U8", "int32": "I32", "float32": "F32", "uint16": "BF16", "int64": "I64"}
 

@@ -62,7 +62,7 @@ def parse_candidates(text: str) -> tuple[str, ...]:
 
 
 def _books(bank: Bank) -> int:
-    return codebooks.file_bytes([bank])
+    return codebooks.file_bytes([bank.codec])
 
 
 def _bytes(bank: Bank) -> int:

@@ -21,7 +21,8 @@ from .errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertErr
 from .preflight import Bank, Preflight
 from .quantise import decode, matrix_bytes
 from .safetensors_source import NonFinite, blocks, require_regular
-from .writer import encode_record, read_numbers, read_rows
+from .rows import read_numbers, read_rows
+from .writer import encode_record
 
 WINDOW = 512
 """Tokens evaluated from one fresh state."""
@@ -206,11 +207,11 @@ def _output(
 
 def _with_books(pre: Preflight, bank: Bank) -> Preflight:
     """`pre` with the codebooks that the bank's codec needs."""
-    if not codebooks.file_bytes([bank]):
+    if not codebooks.file_bytes([bank.codec]):
         return pre
     fitter = codebooks.quantizer(bank.codec, pre.options.effort)
     books = tuple(
-        fitter.fit(codebooks.sample(pre, bank, kind)) for kind in range(len(codebooks.KINDS))
+        fitter.fit(codebooks.sample(pre.checkpoint, bank.spec, kind)) for kind in range(len(codebooks.KINDS))
     )
     return replace(pre, books={bank.spec.layer: books})
 

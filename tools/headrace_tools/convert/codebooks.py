@@ -6,23 +6,23 @@ The library does the work (headrace.quant); here is what it is given.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..crc32c import crc32c
 from .errors import EXIT_USAGE, ConvertError
+from .families import BankSpec
 from .quantise import PANEL, RVQ_BITS, round_up
-from .safetensors_source import NonFinite
+from .rows import read_rows
+from .safetensors_source import Checkpoint, NonFinite
 
 if TYPE_CHECKING:
     from headrace.quant import Quantizer
 
     from .output import PartialFile
-    from .preflight import Bank, Preflight
 
 FILE = "codebooks.bin"
 KINDS = ("gate", "up", "down")
@@ -35,9 +35,9 @@ Books = tuple[np.ndarray, ...]
 """uint8 sets of gate, up and down."""
 
 
-def file_bytes(banks: list[Bank]) -> int:
-    """Length of codebooks.bin; 0 when no bank needs it."""
-    return sum(len(KINDS) * _BOOK_BYTES.get(bank.codec, 0) for bank in banks)
+def file_bytes(codecs: Iterable[str]) -> int:
+    """Length of codebooks.bin for banks of these codecs; 0 when none needs it."""
+    return sum(len(KINDS) * _BOOK_BYTES.get(codec, 0) for codec in codecs)
 
 
 def quantizer(codec: str, effort: str = "default", threads: int = 0) -> Quantizer:
@@ -50,11 +50,9 @@ def quantizer(codec: str, effort: str = "default", threads: int = 0) -> Quantize
         raise ConvertError(f"{codec} is encoded by the engine: {error}", EXIT_USAGE) from None
 
 
-def sample(pre: Preflight, bank: Bank, kind: int) -> np.ndarray:
+def sample(checkpoint: Checkpoint, bank: BankSpec, kind: int) -> np.ndarray:
     """Rows of gate, up or down drawn evenly from all experts of a layer, float32 [n, cols]."""
-    from .writer import read_rows
-
-    pieces = [bank.spec.parts(expert)[kind] for expert in range(bank.spec.experts)]
+    pieces = [bank.parts(expert)[kind] for expert in range(bank.experts)]
     rows, cols = pieces[0].total_rows, pieces[0].cols
     needed = min(rows * len(pieces), -(-_SAMPLES * 8 // cols))
     chosen = min(len(pieces), needed)
@@ -63,22 +61,24 @@ def sample(pre: Preflight, bank: Bank, kind: int) -> np.ndarray:
     for i in range(chosen):
         expert = i * len(pieces) // chosen
         first = expert * 7919 % (rows - count + 1)  # other rows of every expert
-        parts.append(read_rows(pre.checkpoint, (pieces[expert],), first, count, NonFinite()))
+        parts.append(read_rows(checkpoint, (pieces[expert],), first, count, NonFinite()))
     return np.concatenate(parts)
 
 
-def write(file: PartialFile, pre: Preflight) -> None:
-    """Fits and writes the codebooks of all banks."""
+def write(
+    file: PartialFile, checkpoint: Checkpoint, banks: Iterable[tuple[BankSpec, str]], effort: str
+) -> None:
+    """Fits and writes the codebooks of all banks, each with its codec."""
     sets = []
-    for bank in pre.banks:
-        if bank.codec not in _BOOK_BYTES:
+    for bank, codec in banks:
+        if codec not in _BOOK_BYTES:
             continue
-        fitter = quantizer(bank.codec, pre.options.effort)
+        fitter = quantizer(codec, effort)
         for kind, name in enumerate(KINDS):
-            rows = sample(pre, bank, kind)
+            rows = sample(checkpoint, bank, kind)
             if not rows.any():
                 raise ConvertError(
-                    f"layer {bank.spec.layer}: the {name} matrices of the experts are zero where "
+                    f"layer {bank.layer}: the {name} matrices of the experts are zero where "
                     "codebooks are fitted; convert with --experts int8"
                 )
             sets.append(fitter.fit(rows))
@@ -88,28 +88,26 @@ def write(file: PartialFile, pre: Preflight) -> None:
     file.record["crc32c"] = [crc32c(data)]
 
 
-def read(data: bytes, banks: list[Bank]) -> dict[int, Books]:
+def read(data: bytes, banks: Iterable[tuple[BankSpec, str]]) -> dict[int, Books]:
     """Layer -> sets, from the bytes of codebooks.bin."""
     out, at = {}, 0
     raw = np.frombuffer(data, np.uint8)
-    for bank in banks:
-        size = _BOOK_BYTES.get(bank.codec, 0)
+    for bank, codec in banks:
+        size = _BOOK_BYTES.get(codec, 0)
         if size:
-            out[bank.spec.layer] = tuple(raw[at + i * size : at + (i + 1) * size] for i in range(3))
+            out[bank.layer] = tuple(raw[at + i * size : at + (i + 1) * size] for i in range(3))
             at += 3 * size
     return out
 
 
 def encode_rows(
-    pre: Preflight, bank: Bank, kind: int, weights: np.ndarray, first: int, rows: int,
+    encoder: Quantizer, book: np.ndarray, weights: np.ndarray, first: int, rows: int,
     importance: np.ndarray | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Rows first.. of a matrix of `rows` rows -> (offset in the blob, bytes); as encode_block."""
-    threads = max(1, (os.cpu_count() or 1) // pre.workers())
-    encoder = quantizer(bank.codec, pre.options.effort, threads)
-    blob = encoder.encode(weights, pre.books[bank.spec.layer][kind], importance)
+    blob = encoder.encode(weights, book, importance)
     scales = 2 * round_up(len(weights), PANEL)
-    row_bytes = round_up(weights.shape[1], PANEL) * RVQ_BITS[bank.codec] // 8
+    row_bytes = round_up(weights.shape[1], PANEL) * RVQ_BITS[encoder.codec] // 8
     yield 2 * first, blob[:scales]
     yield 2 * round_up(rows, PANEL) + first * row_bytes, blob[scales:]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .calibration import Sample, activate, capture, check_reference, read_text
 from .preflight import Bank, Preflight, part_of
 from .safetensors_source import NonFinite, blocks
-from .writer import read_numbers, read_rows
+from .rows import read_numbers, read_rows
 
 MAX_ROWS = 256
 """Captured rows that are used for an expert."""

@@ -97,7 +97,7 @@ class Preflight:
     def files(self) -> dict[str, int]:
         """File name -> bytes, of all data files."""
         out = {"trunk.bin": self.trunk_bytes}
-        if size := codebooks.file_bytes(self.banks):
+        if size := codebooks.file_bytes(bank.codec for bank in self.banks):
             out[codebooks.FILE] = size
         out.update({bank.file: bank.nbytes for bank in self.banks})
         if self.ngram is not None:
@@ -105,6 +105,9 @@ class Preflight:
         if self.tokenizer is not None:
             out["tokenizer.bin"] = len(self.tokenizer)
         return out
+
+    def bank_codecs(self) -> list[tuple[BankSpec, str]]:
+        return [(bank.spec, bank.codec) for bank in self.banks]
 
     def manifest_estimate(self) -> int:
         checksums = self.trunk_bytes // TRUNK_CHUNK + sum(b.spec.experts for b in self.banks)

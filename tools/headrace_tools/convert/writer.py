@@ -26,70 +26,14 @@ from .preflight import BLOCK_BYTES, TRUNK_CHUNK, Bank, Preflight, TrunkTensor, f
 from .quantise import CODEC_NUMBERS, PANEL, RVQ_BITS, bf16_overflows, encode_block, round_up
 from .row_table import RowTable, write_row_table
 from .row_table import read_numbers as read_hash_numbers
+from .rows import piece_rows, read_numbers, read_rows
 from .safetensors_source import Checkpoint, NonFinite, blocks, clear_nonfinite
 
 CONVERTER = f"headrace-convert {__version__}"
 MAX_MANIFEST = 16 << 20
-_NEAR_ROWS = 64
-"""Rows no further apart are read together."""
 
 Progress = Callable[[int], None]
 """Called with the number of output bytes just finished."""
-
-
-def _stored_rows(checkpoint: Checkpoint, piece: Piece, first: int, count: int) -> np.ndarray:
-    """Consecutive rows of a piece's source, float32 [count, cols]; NaN and Inf stay."""
-    if piece.coding is not None:
-        return piece.coding.rows(checkpoint, piece.source, piece.shape, first, count)
-    entry = checkpoint.tensors[piece.source]
-    return checkpoint.read_values(entry, first * piece.cols, count * piece.cols).reshape(
-        count, piece.cols
-    )
-
-
-_Reader = Callable[[Checkpoint, Piece, int, int], np.ndarray]
-
-
-def _piece_rows(
-    checkpoint: Checkpoint, piece: Piece, first: int, count: int, read: _Reader = _stored_rows
-) -> np.ndarray:
-    """Rows first..first+count of a piece. Rows that lie close together are read in one go."""
-    index = piece.source_rows(first, count)
-    out: list[np.ndarray] = []
-    far = np.flatnonzero(np.abs(np.diff(index)) > _NEAR_ROWS) + 1
-    for part in np.split(index, far):
-        low, high = int(part.min()), int(part.max()) + 1
-        if high - low > 4 * part.size:  # mostly rows that nobody asked for
-            for run in np.split(part, np.flatnonzero(np.diff(part) != 1) + 1):
-                out.append(read(checkpoint, piece, int(run[0]), run.size))
-            continue
-        values = read(checkpoint, piece, low, high - low)
-        consecutive = part.size == high - low and (part[:-1] < part[1:]).all()
-        out.append(values if consecutive else values[part - low])
-    return out[0] if len(out) == 1 else np.concatenate(out)
-
-
-def read_rows(
-    checkpoint: Checkpoint, pieces: tuple[Piece, ...], first: int, count: int, bad: NonFinite
-) -> np.ndarray:
-    """Canonical rows first..first+count of the concatenated pieces, float32 [count, cols].
-
-    NaN and Inf are counted in `bad` and returned as 0.
-    """
-    out: list[np.ndarray] = []
-    base = 0
-    for piece in pieces:
-        start, end = max(first, base), min(first + count, base + piece.total_rows)
-        if start < end:
-            out.append(_piece_rows(checkpoint, piece, start - base, end - start))
-        base += piece.total_rows
-    return clear_nonfinite(out[0] if len(out) == 1 else np.concatenate(out), bad)
-
-
-def read_numbers(checkpoint: Checkpoint, pieces: tuple[Piece, ...], bad: NonFinite) -> np.ndarray:
-    """All numbers of the pieces, one after the other, float32 [total]."""
-    parts = [_piece_rows(checkpoint, piece, 0, piece.total_rows).reshape(-1) for piece in pieces]
-    return clear_nonfinite(np.concatenate(parts), bad)
 
 
 def _row_step(cols: int) -> int:
@@ -213,15 +157,18 @@ def _encoded(
     when the bank's codec holds them."""
     if native_codec(pre.checkpoint, piece) == bank.codec:
         what = f"layer {bank.spec.layer} expert {expert} ({piece.source})"
-        rows = _piece_rows(pre.checkpoint, piece, first, count, stored_codes)
+        rows = piece_rows(pre.checkpoint, piece, first, count, stored_codes)
         at = first // PANEL * panel_bytes(bank.codec, piece.cols)
         yield at, pack_codes(bank.codec, rows, piece.cols, what, first)
         return
     values = read_rows(pre.checkpoint, (piece,), first, count, bad)
     _refuse_overflow(bank.codec, values, bad)
     if bank.codec in RVQ_BITS:
+        threads = max(1, (os.cpu_count() or 1) // pre.workers())
+        encoder = codebooks.quantizer(bank.codec, pre.options.effort, threads)
+        book = pre.books[bank.spec.layer][kind]
         yield from codebooks.encode_rows(
-            pre, bank, kind, values, first, piece.total_rows, importance
+            encoder, book, values, first, piece.total_rows, importance
         )
         return
     yield from encode_block(bank.codec, values, first, piece.total_rows)
@@ -369,7 +316,7 @@ def _ngram(pre: Preflight) -> dict[str, object]:
 
 
 def _codebooks(pre: Preflight, done: dict[str, dict[str, object]]) -> dict[str, object]:
-    size = codebooks.file_bytes(pre.banks)
+    size = codebooks.file_bytes(bank.codec for bank in pre.banks)
     if not size:
         return {}
     (crc,) = done[codebooks.FILE]["crc32c"]  # type: ignore[misc]
@@ -549,11 +496,11 @@ def convert(
         run("trunk.bin", lambda file: _write_trunk(file, pre, progress))
         if codebooks.FILE in files:
             def fill_books(file: PartialFile) -> None:
-                codebooks.write(file, pre)
+                codebooks.write(file, pre.checkpoint, pre.bank_codecs(), pre.options.effort)
                 progress(files[codebooks.FILE])
 
             run(codebooks.FILE, fill_books)
-            pre.books = codebooks.read((target / codebooks.FILE).read_bytes(), pre.banks)
+            pre.books = codebooks.read((target / codebooks.FILE).read_bytes(), pre.bank_codecs())
         with ThreadPoolExecutor(max_workers=pre.workers()) as pool:
             for bank in pre.banks:
                 run(bank.file, lambda file, bank=bank: _write_bank(file, pre, bank, pool, progress))
