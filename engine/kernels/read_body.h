@@ -6,19 +6,19 @@
 
 #include "kernels/unroll.h"
 
-typedef uint64_t read_line __attribute__((vector_size(64), aligned(8), may_alias));
+typedef uint64_t touch_line __attribute__((vector_size(64), aligned(8), may_alias));
 
 /* Four streams: one alone does not keep the memory busy. */
 static uint64_t read_lines(const void *p, size_t bytes)
 {
     enum { STREAMS = 4 };
     const char *from = p;
-    const size_t part = bytes / STREAMS / sizeof(read_line) * sizeof(read_line);
-    read_line lanes = { 0 };
-    for (size_t i = 0; i < part; i += sizeof(read_line))
+    const size_t part = bytes / STREAMS / sizeof(touch_line) * sizeof(touch_line);
+    touch_line lanes = { 0 };
+    for (size_t i = 0; i < part; i += sizeof(touch_line))
         UNROLL(4)
         for (size_t s = 0; s < STREAMS; s++)
-            lanes += *(const read_line *)(const void *)(from + s * part + i);
+            lanes += *(const touch_line *)(const void *)(from + s * part + i);
     uint64_t sum = 0;
     for (size_t j = 0; j < 8; j++)
         sum += lanes[j];
