@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,11 @@ for folder in (ROOT / "tests", ROOT / "python", ROOT / "tools"):
 
 from support import build as building  # noqa: E402
 from support import headers  # noqa: E402
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: tests that
+# interrupt a command would wait in vain.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHECKPOINT = ROOT / "models" / "tiny-qwen3.5-moe"
 FIXTURES = ROOT / "tests" / "fixtures"
