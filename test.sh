@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every test: the suite on an optimised build, the sanitizers, the fuzzers. About ten minutes on
+# Every test: the suite on an optimised build, the sanitizers, the fuzzers. About 15 minutes on
 # two cores. Arguments go to pytest of the first stage; with arguments only that stage runs.
 #     ./test.sh [PYTEST ARGUMENTS]
 set -u
