@@ -353,7 +353,8 @@ def test_an_engine_that_cannot_be_loaded(run, headrace, model_dir, monkeypatch):
 def test_the_table_offers_what_the_converter_offers():
     offered = quality.choices()
     assert len(set(offered)) == len(offered)
-    assert {choice.experts for choice in offered} == set(options.EXPERT_CODECS) - {"auto"}
+    assert {choice.experts for choice in offered} == (
+        set(options.EXPERT_CODECS) - {"auto"} | set(options.RVQ_CODECS))
     assert {choice.trunk for choice in offered} == set(options.TRUNK_CODECS) - {"auto"}
     assert quality.Choice.parse("int8") == quality.Choice("int8", "int8")
     assert quality.Choice.parse("bf16/int8 --hash-source") == quality.Choice(

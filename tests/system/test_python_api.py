@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -56,7 +57,10 @@ def test_plan(model, headrace, model_dir):
     assert plan.ram == 64 << 20 and plan.fits and plan.floor <= plan.total <= plan.ram
     assert plan.total == (plan.trunk + plan.state + plan.scratch + plan.io + plan.overhead + plan.cache)
     assert plan.total_experts == 256 and plan.working_set == 32 * plan.record_bytes
-    assert model.plan(ram="64MiB", threads=0) == headrace.plan(model_dir, ctx=512, ram="64MiB")
+    again, other = model.plan(ram="64MiB", threads=0), headrace.plan(model_dir, ctx=512, ram="64MiB")
+    for moves in ("available", "recommended"):  # with what else the machine does
+        again, other = (dataclasses.replace(p, **{moves: 0}) for p in (again, other))
+    assert again == other
     small = headrace.plan(model_dir, ctx=512, ram=plan.floor - 1)
     assert not small.fits and small.floor == headrace.plan(model_dir, ctx=512, ram=1 << 20).floor
 
