@@ -32,6 +32,10 @@ void model_options_init(struct model_options *o);
 void model_options_describe(struct model_options *o, struct cli_option *out);
 /* Carries over what is not a plain field; call after parsing. */
 void model_options_finish(struct model_options *o);
+/* The whole command line of a command that takes a MODEL and model options only. EXIT_OK, or the
+ * exit code after reporting; *path is NULL where the model may be left out and was. */
+int model_command_parse(int argc, char **argv, const char *command, bool may_lack_model,
+                        struct model_options *o, const char **path);
 
 /* Each takes the arguments after the command's name and returns the exit code. */
 int command_run(int argc, char **argv);

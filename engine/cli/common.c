@@ -222,3 +222,21 @@ void model_options_finish(struct model_options *o)
     o->params.isa[n] = '\0';
     if (o->no_direct) o->params.direct = 0;
 }
+
+int model_command_parse(int argc, char **argv, const char *command, bool may_lack_model,
+                        struct model_options *o, const char **path)
+{
+    struct cli_option options[MODEL_OPTION_COUNT];
+    size_t count;
+    char message[256];
+    *path = NULL;
+    model_options_init(o);
+    model_options_describe(o, options);
+    if (!args_parse(argc, argv, options, MODEL_OPTION_COUNT, path, 1, &count, message))
+        return report_failure(HR_ERR_USAGE, o->json, "%s: %s (see headrace help)", command, message);
+    model_options_finish(o);
+    if (count == 1) return EXIT_OK;
+    *path = NULL;
+    if (may_lack_model) return EXIT_OK;
+    return report_failure(HR_ERR_USAGE, o->json, "%s: give one MODEL", command);
+}

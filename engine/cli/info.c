@@ -20,17 +20,11 @@ static void print_info(const hr_model_info *m)
 int command_info(int argc, char **argv)
 {
     struct model_options o;
-    struct cli_option options[MODEL_OPTION_COUNT];
-    model_options_init(&o);
-    model_options_describe(&o, options);
     const char *path;
-    size_t count;
-    char message[256];
-    if (!args_parse(argc, argv, options, MODEL_OPTION_COUNT, &path, 1, &count, message))
-        return report_failure(HR_ERR_USAGE, o.json, "info: %s (see headrace help)", message);
-    model_options_finish(&o);
+    const int parsed = model_command_parse(argc, argv, "info", true, &o, &path);
+    if (parsed != EXIT_OK) return parsed;
     hr_model_info info = {.size = sizeof info};
-    if (count == 1) {
+    if (path) {
         hr_error err = {0};
         hr_model *model = NULL;
         hr_status status = hr_model_open(path, &o.params, &model, &err);
@@ -48,14 +42,14 @@ int command_info(int argc, char **argv)
         out_open(&j, "isa", '[');
         for (uint32_t i = 0; hr_isa_name(i); i++) out_string(&j, NULL, hr_isa_name(i));
         out_close(&j, ']');
-        if (count == 1) out_model(&j, &info);
+        if (path) out_model(&j, &info);
         out_close(&j, '}');
         json_out_end(&j);
     } else {
         printf("headrace %s\nthis CPU runs   ", hr_version());
         for (uint32_t i = 0; hr_isa_name(i); i++) printf(" %s", hr_isa_name(i));
         printf("\n");
-        if (count == 1) print_info(&info);
+        if (path) print_info(&info);
     }
     return finish_output(EXIT_OK);
 }

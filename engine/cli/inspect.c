@@ -157,16 +157,11 @@ static int read_manifest(const char *path, bool json, char **bytes, size_t *n)
 int command_inspect(int argc, char **argv)
 {
     struct model_options o;
-    struct cli_option options[MODEL_OPTION_COUNT];
-    model_options_init(&o);
-    model_options_describe(&o, options);
     const char *path;
-    size_t count, n;
-    char message[256], *bytes;
-    if (!args_parse(argc, argv, options, MODEL_OPTION_COUNT, &path, 1, &count, message))
-        return report_failure(HR_ERR_USAGE, o.json, "inspect: %s (see headrace help)", message);
-    model_options_finish(&o);
-    if (count != 1) return report_failure(HR_ERR_USAGE, o.json, "inspect: give one MODEL");
+    const int parsed = model_command_parse(argc, argv, "inspect", false, &o, &path);
+    if (parsed != EXIT_OK) return parsed;
+    size_t n;
+    char *bytes;
     hr_error err = {0};
     hr_plan_result plan = {.size = sizeof plan};
     const hr_status status = hr_plan(path, &o.params, &plan, &err);

@@ -58,16 +58,9 @@ void out_plan(struct json_out *j, const char *key, const hr_plan_result *p)
 int command_plan(int argc, char **argv)
 {
     struct model_options o;
-    struct cli_option options[MODEL_OPTION_COUNT];
-    model_options_init(&o);
-    model_options_describe(&o, options);
     const char *path;
-    size_t count;
-    char message[256];
-    if (!args_parse(argc, argv, options, MODEL_OPTION_COUNT, &path, 1, &count, message))
-        return report_failure(HR_ERR_USAGE, o.json, "plan: %s (see headrace help)", message);
-    model_options_finish(&o);
-    if (count != 1) return report_failure(HR_ERR_USAGE, o.json, "plan: give one MODEL");
+    const int parsed = model_command_parse(argc, argv, "plan", false, &o, &path);
+    if (parsed != EXIT_OK) return parsed;
     hr_error err = {0};
     hr_plan_result plan = {.size = sizeof plan};
     const hr_status status = hr_plan(path, &o.params, &plan, &err);

@@ -15,12 +15,12 @@ from .calibration import LayerErrors, capture, check_reference, layer_errors, re
 from .errors import EXIT_USAGE, ConvertError
 from .importance import Importance
 from .knapsack import choose
-from .options import EXPERT_CODECS, RVQ_CODECS, Allocation
+from .options import EXPERT_CHOICES, RVQ_CODECS, Allocation
 from .output import LOG
 from .preflight import Bank, Preflight, candidate_banks, make_bank, part_of
 from .writer import CONVERTER, container_bytes
 
-KNOWN = tuple(codec for codec in (*EXPERT_CODECS, *RVQ_CODECS) if codec != "auto")
+KNOWN = tuple(codec for codec in EXPERT_CHOICES if codec != "auto")
 CANDIDATES = tuple(codec for codec in KNOWN if codec not in ("f32", "rvq3x256"))
 """f32 is what bf16 becomes where it must, and rvq3x256 has the size of rvq3 and is slower."""
 MAX_BUDGET = 1 << 62

@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import __version__
 from . import allocation, importance
 from .errors import EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertError
-from .options import EFFORTS, EXPERT_CODECS, RVQ_CODECS, TRUNK_CODECS, Options
+from .options import EFFORTS, EXPERT_CHOICES, RVQ_CODECS, TRUNK_CODECS, Options
 from .preflight import Preflight, check_places, plan_report, preflight
 from .writer import already_converted, convert
 
@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("target", metavar="DST", nargs="?", help="container directory to write")
     parser.add_argument(
         "--experts",
-        choices=(*EXPERT_CODECS, *RVQ_CODECS),
+        choices=EXPERT_CHOICES,
         help="codec of the routed experts (default int8); auto: a 4-bit source as it is, without "
         "loss, any other as int8; rvq3 and rvq2: residual vector quantisation at 3 and 2 bits",
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 EXPERT_CODECS = ("auto", "int8", "bf16", "f32", "mxfp4", "int4", "nl4")
 RVQ_CODECS = {"rvq3": "rvq4x64", "rvq3x256": "rvq3x256", "rvq2": "rvq2x256"}
 """--experts -> codec, for those that need codebooks."""
+EXPERT_CHOICES = (*EXPERT_CODECS, *RVQ_CODECS)
 EFFORTS = ("default", "high", "greedy")
 TRUNK_CODECS = ("int8", "bf16", "f32", "nl4")
 

@@ -35,7 +35,7 @@ def _normaliser(spec: Any) -> int:
 
 
 def _check_model(model: Any) -> None:
-    """Refuses every option of the BPE model that changes its ids and is not implemented."""
+    """Refuses every option of the BPE model that changes its ids and that the engine does not have."""
     if not isinstance(model, dict):
         raise refuse("model: not an object")
     if model.get("type", "BPE") != "BPE" or "merges" not in model:

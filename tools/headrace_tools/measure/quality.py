@@ -23,7 +23,6 @@ from .kld import Progress, guarded, interval, positive
 _REFERENCE = "bf16"
 # Not a codec but a rule that picks one of the others.
 _RULE = "auto"
-_EXPERTS = (*options.EXPERT_CODECS, *options.RVQ_CODECS)
 _TRUNK = "int8"
 _END = "<|endoftext|>"
 # Where gate and down begin in an expert record (formats/container.md).
@@ -53,7 +52,7 @@ class Choice:
         first, *extra = shlex.split(text) or [""]
         experts, _, trunk = first.partition("/")
         trunk = trunk or (experts if experts in options.TRUNK_CODECS else _TRUNK)
-        for codec, known in ((experts, _EXPERTS), (trunk, options.TRUNK_CODECS)):
+        for codec, known in ((experts, options.EXPERT_CHOICES), (trunk, options.TRUNK_CODECS)):
             if codec not in known:
                 raise ValueError(f"{text!r}: {codec!r} is none of {', '.join(known)}")
         return cls(experts, trunk, tuple(extra))
@@ -64,7 +63,7 @@ class Choice:
 
 def choices() -> list[Choice]:
     """All codecs that the converter of this tree offers, each choice once."""
-    experts = [codec for codec in _EXPERTS if codec != _RULE]
+    experts = [codec for codec in options.EXPERT_CHOICES if codec != _RULE]
     trunk = [codec for codec in options.TRUNK_CODECS if codec != _RULE]
     found = [Choice(codec, _REFERENCE) for codec in experts]
     found += [Choice(_REFERENCE, codec) for codec in trunk]
