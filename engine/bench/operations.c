@@ -97,9 +97,9 @@ static void attention_step(void *ctx, size_t i)
 {
     struct bench_operands *o = ctx;
     const float *k = pool_floats(o, i * KEYS_FLOATS), *v = k + ATTN_BLOCK * DIM;
-    float m, l;
-    o->nn.k->attn_block(o->vectors, k, DIM, v, DIM, ATTN_BLOCK, DIM, DIM, 0.0883883f, o->scores, &m,
-                        &l, o->vectors + 2 * DIM);
+    struct attn_queries a = {.count = 1, .q = {o->vectors}, .keys = {ATTN_BLOCK}, .p = o->scores,
+                             .acc = {o->vectors + 2 * DIM}};
+    o->nn.k->attn_block(&a, k, DIM, v, DIM, DIM, DIM, 0.0883883f);
 }
 
 void bench_attention(struct bench_operands *o, struct bench_work *out)

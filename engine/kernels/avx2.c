@@ -6,6 +6,7 @@
 #include "kernels/plane.h"
 #include "kernels/v16_avx2.h"
 #include "kernels/vector_body.h"
+#include "kernels/attention_body.h"
 
 #include "kernels/quantize_body.h"
 #include "kernels/read_body.h"

@@ -30,7 +30,7 @@ struct qbatch15 {
     size_t k, k_pad;
 };
 
-enum { ATTN_BLOCK = 256, INT8_PANEL_ROWS = 64, ACT_BLOCK = 64, RVQ_MAX_BEAM = 32 };
+enum { ATTN_BLOCK = 256, ATTN_QUERIES = 8, INT8_PANEL_ROWS = 64, ACT_BLOCK = 64, RVQ_MAX_BEAM = 32 };
 
 struct rvq_books; /* quant/rvq.h */
 
@@ -40,6 +40,16 @@ struct rvq_search {
     const float *mix;               /* [stages][8][entries]: -2 m_d c_d */
     const float *energy;            /* [stages][entries]: sum_d m_d c_d^2 */
     const float *cross; /* for s = 1, 2, ..., t < s: [entries of t][entries of s]: 2 sum_d m c c' */
+};
+
+/* Query heads that look at the same keys. All rows up to the largest of `keys` are readable. */
+struct attn_queries {
+    size_t count;                /* 1..ATTN_QUERIES */
+    const float *q[ATTN_QUERIES];
+    uint32_t keys[ATTN_QUERIES]; /* 1..ATTN_BLOCK */
+    float *p;                    /* scratch [count][ATTN_BLOCK] */
+    float m[ATTN_QUERIES], l[ATTN_QUERIES];
+    float *acc[ATTN_QUERIES];    /* [v_dim] */
 };
 
 struct kernels {
@@ -130,12 +140,11 @@ struct kernels {
     /* In place: x = exp(x - max) / sum, sum by rule, one division per element. */
     void (*softmax)(float *x, size_t n);
 
-    /* --- attention over one block of keys (n_keys <= 256) for one query head ---
-     * s_j = dot(q, k_j) * scale; *m = max s; p_j = exp(s_j - m); *l = sum p; acc = sum_j p_j v_j
-     * with fma in ascending j. k, v rows are ldk, ldv floats apart. p: scratch of 256 floats. */
-    void (*attn_block)(const float *q, const float *k, size_t ldk, const float *v, size_t ldv,
-                       size_t n_keys, size_t k_dim, size_t v_dim, float scale, float *p, float *m,
-                       float *l, float *acc);
+    /* --- attention over one block of keys: each query over its own first keys ---
+     * s_j = dot(q, k_j) * scale; m = max s; p_j = exp(s_j - m); l = sum p; acc = sum_j p_j v_j
+     * with fma in ascending j. k, v rows are ldk, ldv floats apart. */
+    void (*attn_block)(struct attn_queries *queries, const float *k, size_t ldk, const float *v,
+                       size_t ldv, size_t k_dim, size_t v_dim, float scale);
     /* (m, l, acc) <- merge with a later block: M = max; each side scaled by exp(side - M):
      * l = l*a + l2*b (mul, then fma), acc likewise. */
     void (*attn_merge)(float *m, float *l, float *acc, float m2, float l2, const float *acc2,

@@ -3,6 +3,7 @@
 #include "kernels/plane.h"
 #include "kernels/v16_neon.h"
 #include "kernels/vector_body.h"
+#include "kernels/attention_body.h"
 
 #include "kernels/quantize_body.h"
 #include "kernels/read_body.h"

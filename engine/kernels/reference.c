@@ -1,6 +1,7 @@
 #include "kernels/tables.h"
 #include "kernels/v16_reference.h"
 #include "kernels/vector_body.h"
+#include "kernels/attention_body.h"
 
 #include "kernels/nibble.h"
 #include "kernels/quantize_body.h"

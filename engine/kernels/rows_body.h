@@ -2,11 +2,11 @@
  * 16 partial sums of each stay in registers. Included once per weight type, after a v16_*.h, with
  * WEIGHT, LOAD_WEIGHT, LOAD_WEIGHT_N, DOT_BLOCK and ROWS defined; they are undefined at the end. */
 
-/* out[r * ldr + t] = dot(row r, x[t]); R and T are constants at every call. */
+/* out[t * ldt + r] = dot(row r, x[t]); R and T are constants at every call. */
 static inline __attribute__((always_inline)) void DOT_BLOCK(size_t R, size_t T, const WEIGHT *w,
                                                             size_t ldw, size_t k,
                                                             const float *const *x, float *out,
-                                                            size_t ldr, size_t ldt)
+                                                            size_t ldt)
 {
     v16 acc[4][4];
     UNROLL(4)
@@ -28,15 +28,14 @@ static inline __attribute__((always_inline)) void DOT_BLOCK(size_t R, size_t T, 
                 acc[r][t] = v16_fma(ws, xs[t], acc[r][t]);
         }
     }
-    UNROLL(4)
-    for (size_t r = 0; r < R; r++)
+    if (i < k)
         UNROLL(4)
-        for (size_t t = 0; t < T; t++) {
-            if (i < k)
+        for (size_t r = 0; r < R; r++)
+            UNROLL(4)
+            for (size_t t = 0; t < T; t++)
                 acc[r][t] = v16_fma(LOAD_WEIGHT_N(w + r * ldw + i, k - i),
                                     v16_load_n(x[t] + i, k - i), acc[r][t]);
-            out[r * ldr + t * ldt] = v16_reduce_add(acc[r][t]);
-        }
+    v16_reduce_rows(R, T, acc, out, ldt);
 }
 
 static void ROWS(const WEIGHT *w, size_t k, size_t r0, size_t r1, const float *x, size_t ldx,
@@ -53,13 +52,13 @@ static void ROWS(const WEIGHT *w, size_t k, size_t r0, size_t r1, const float *x
                 xs[j] = x + (index ? index[t + j] : t + j) * ldx;
             float *out = y + t * ldy + r;
             if (count == 1)
-                DOT_BLOCK(1, 1, row, k, k, xs, out, 1, ldy), tokens = 1;
+                DOT_BLOCK(1, 1, row, k, k, xs, out, ldy), tokens = 1;
             else if (tokens == TOKENS_MANY)
-                DOT_BLOCK(ROWS_MANY, TOKENS_MANY, row, k, k, xs, out, 1, ldy);
+                DOT_BLOCK(ROWS_MANY, TOKENS_MANY, row, k, k, xs, out, ldy);
             else if (n == 1)
-                DOT_BLOCK(ROWS_ONE, 1, row, k, k, xs, out, 1, ldy);
+                DOT_BLOCK(ROWS_ONE, 1, row, k, k, xs, out, ldy);
             else
-                DOT_BLOCK(ROWS_MANY, 1, row, k, k, xs, out, 1, ldy);
+                DOT_BLOCK(ROWS_MANY, 1, row, k, k, xs, out, ldy);
             t += tokens;
         }
         r += count;

@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/unroll.h"
+
 typedef struct {
     __m256 lo, hi;
 } v16;
@@ -147,6 +149,44 @@ static inline float v16_reduce_add(v16 a)
     c = _mm_add_ps(c, _mm_movehl_ps(c, c));
     c = _mm_add_ss(c, _mm_movehdup_ps(c));
     return _mm_cvtss_f32(c);
+}
+
+static inline __m128 v16_fold_to_4(v16 a)
+{
+    __m256 b = _mm256_add_ps(a.lo, a.hi);
+    return _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+}
+/* The sums of four vectors' lanes, folded as v16_reduce_add does. */
+static inline __m128 v16_fold_4(__m128 a, __m128 b, __m128 c, __m128 d)
+{
+    __m128 ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+    __m128 cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
+    return _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd));
+}
+
+/* out[t * ldt + r] = the sum of acc[r][t]'s lanes. */
+static inline __attribute__((always_inline)) void v16_reduce_rows(size_t R, size_t T,
+                                                                  v16 (*acc)[4], float *out,
+                                                                  size_t ldt)
+{
+    if (R == 4) {
+        UNROLL(4)
+        for (size_t t = 0; t < T; t++)
+            _mm_storeu_ps(out + t * ldt,
+                          v16_fold_4(v16_fold_to_4(acc[0][t]), v16_fold_to_4(acc[1][t]),
+                                     v16_fold_to_4(acc[2][t]), v16_fold_to_4(acc[3][t])));
+    } else if (R == 2 && T == 2) {
+        __m128 all = v16_fold_4(v16_fold_to_4(acc[0][0]), v16_fold_to_4(acc[1][0]),
+                                v16_fold_to_4(acc[0][1]), v16_fold_to_4(acc[1][1]));
+        _mm_storel_pi((__m64 *)(void *)out, all);
+        _mm_storeh_pi((__m64 *)(void *)(out + ldt), all);
+    } else {
+        UNROLL(4)
+        for (size_t r = 0; r < R; r++)
+            UNROLL(4)
+            for (size_t t = 0; t < T; t++)
+                out[t * ldt + r] = v16_reduce_add(acc[r][t]);
+    }
 }
 
 static inline float v16_reduce_max(v16 a)

@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/unroll.h"
+
 typedef __m512 v16;
 
 enum { ROWS_ONE = 4, ROWS_MANY = 4, TOKENS_MANY = 4, COLUMN_VECTORS = 8 };
@@ -86,6 +88,54 @@ static inline float v16_reduce_add(v16 a)
     c = _mm_add_ps(c, _mm_movehl_ps(c, c));
     c = _mm_add_ss(c, _mm_movehdup_ps(c));
     return _mm_cvtss_f32(c);
+}
+
+/* Lanes l + (l + 8) of a, then of b. */
+static inline v16 v16_fold_8(v16 a, v16 b)
+{
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+}
+
+/* What is left of a, b, c, d after the folds by 8 and 4, one 128-bit block each. */
+static inline v16 v16_fold_to_4(v16 a, v16 b, v16 c, v16 d)
+{
+    v16 ab = v16_fold_8(a, b), cd = v16_fold_8(c, d);
+    return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+}
+
+/* out[t * ldt + r] = the sum of acc[r][t]'s lanes, folded as v16_reduce_add does. */
+static inline __attribute__((always_inline)) void v16_reduce_rows(size_t R, size_t T,
+                                                                  v16 (*acc)[4], float *out,
+                                                                  size_t ldt)
+{
+    if (R == 4 && T == 4) {
+        v16 rows[4];
+        UNROLL(4)
+        for (size_t r = 0; r < 4; r++)
+            rows[r] = v16_fold_to_4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+        v16 ab = _mm512_add_ps(_mm512_shuffle_ps(rows[0], rows[1], 0x44),
+                               _mm512_shuffle_ps(rows[0], rows[1], 0xee));
+        v16 cd = _mm512_add_ps(_mm512_shuffle_ps(rows[2], rows[3], 0x44),
+                               _mm512_shuffle_ps(rows[2], rows[3], 0xee));
+        v16 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
+        _mm_storeu_ps(out, _mm512_castps512_ps128(all));
+        _mm_storeu_ps(out + ldt, _mm512_extractf32x4_ps(all, 1));
+        _mm_storeu_ps(out + 2 * ldt, _mm512_extractf32x4_ps(all, 2));
+        _mm_storeu_ps(out + 3 * ldt, _mm512_extractf32x4_ps(all, 3));
+    } else if (R == 4 && T == 1) {
+        v16 four = v16_fold_to_4(acc[0][0], acc[1][0], acc[2][0], acc[3][0]);
+        __m128 a = _mm512_castps512_ps128(four), b = _mm512_extractf32x4_ps(four, 1);
+        __m128 c = _mm512_extractf32x4_ps(four, 2), d = _mm512_extractf32x4_ps(four, 3);
+        __m128 ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+        __m128 cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
+        _mm_storeu_ps(out, _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd)));
+    } else {
+        UNROLL(4)
+        for (size_t r = 0; r < R; r++)
+            UNROLL(4)
+            for (size_t t = 0; t < T; t++)
+                out[t * ldt + r] = v16_reduce_add(acc[r][t]);
+    }
 }
 
 static inline float v16_reduce_max(v16 a)

@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/unroll.h"
+
 typedef float32x4x4_t v16;
 
 enum { ROWS_ONE = 4, ROWS_MANY = 2, TOKENS_MANY = 2, COLUMN_VECTORS = 4 };
@@ -105,6 +107,18 @@ static inline float v16_reduce_add(v16 a)
     float32x4_t b = vaddq_f32(vaddq_f32(a.val[0], a.val[2]), vaddq_f32(a.val[1], a.val[3]));
     float32x2_t c = vadd_f32(vget_low_f32(b), vget_high_f32(b));
     return vget_lane_f32(c, 0) + vget_lane_f32(c, 1);
+}
+
+/* out[t * ldt + r] = the sum of acc[r][t]'s lanes, folded as v16_reduce_add does. */
+static inline __attribute__((always_inline)) void v16_reduce_rows(size_t R, size_t T,
+                                                                  v16 (*acc)[4], float *out,
+                                                                  size_t ldt)
+{
+    UNROLL(4)
+    for (size_t r = 0; r < R; r++)
+        UNROLL(4)
+        for (size_t t = 0; t < T; t++)
+            out[t * ldt + r] = v16_reduce_add(acc[r][t]);
 }
 
 static inline float v16_reduce_max(v16 a)

@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/unroll.h"
+
 typedef struct {
     float lane[16];
 } v16;
@@ -96,6 +98,18 @@ static inline float v16_reduce_add(v16 a)
         for (int i = 0; i < step; i++)
             a.lane[i] += a.lane[i + step];
     return a.lane[0];
+}
+
+/* out[t * ldt + r] = the sum of acc[r][t]'s lanes, folded as v16_reduce_add does. */
+static inline __attribute__((always_inline)) void v16_reduce_rows(size_t R, size_t T,
+                                                                  v16 (*acc)[4], float *out,
+                                                                  size_t ldt)
+{
+    UNROLL(4)
+    for (size_t r = 0; r < R; r++)
+        UNROLL(4)
+        for (size_t t = 0; t < T; t++)
+            out[t * ldt + r] = v16_reduce_add(acc[r][t]);
 }
 
 static inline float v16_reduce_max(v16 a)

@@ -204,47 +204,6 @@ static void vector_softmax(float *x, size_t n)
         store_part(x + i, v16_div(load_part(x + i, part), v16_set1(sum)), part);
 }
 
-/* acc[c] = sum_j p[j] v[j][c] for COLUMN_VECTORS * 16 columns. */
-static inline void weigh_columns(const float *p, const float *v, size_t ldv, size_t n, float *acc)
-{
-    v16 sum[COLUMN_VECTORS];
-    UNROLL(8)
-    for (size_t c = 0; c < COLUMN_VECTORS; c++)
-        sum[c] = v16_set1(0.0f);
-    for (size_t j = 0; j < n; j++)
-        UNROLL(8)
-        for (size_t c = 0; c < COLUMN_VECTORS; c++)
-            sum[c] = v16_fma(v16_set1(p[j]), v16_load(v + j * ldv + 16 * c), sum[c]);
-    UNROLL(8)
-    for (size_t c = 0; c < COLUMN_VECTORS; c++)
-        v16_store(acc + 16 * c, sum[c]);
-}
-
-static void attn_block(const float *q, const float *k, size_t ldk, const float *v, size_t ldv,
-                       size_t n_keys, size_t k_dim, size_t v_dim, float scale, float *p, float *m,
-                       float *l, float *acc)
-{
-    size_t j = 0;
-    for (; j + ROWS_ONE <= n_keys; j += ROWS_ONE)
-        dot_block_f32(ROWS_ONE, 1, k + j * ldk, ldk, k_dim, &q, p + j, 1, 1);
-    for (; j < n_keys; j++)
-        p[j] = vector_dot(k + j * ldk, q, k_dim);
-    vector_scale(p, scale, n_keys);
-    *m = n_keys ? vector_max(p, n_keys) : -INFINITY;
-    *l = exp_below(p, *m, n_keys);
-
-    size_t c = 0;
-    for (; c + COLUMN_VECTORS * 16 <= v_dim; c += COLUMN_VECTORS * 16)
-        weigh_columns(p, v + c, ldv, n_keys, acc + c);
-    for (; c < v_dim; c += 16) {
-        size_t part = v_dim - c < 16 ? v_dim - c : 16;
-        v16 sum = v16_set1(0.0f);
-        for (j = 0; j < n_keys; j++)
-            sum = v16_fma(v16_set1(p[j]), load_part(v + j * ldv + c, part), sum);
-        store_part(acc + c, sum, part);
-    }
-}
-
 static void attn_merge(float *m, float *l, float *acc, float m2, float l2, const float *acc2,
                        size_t v_dim)
 {

@@ -5,15 +5,12 @@
 #include "nn/attend.h"
 #include "nn/rope.h"
 
-/* Floats of one worker: scores and two accumulators for each query head that shares a key head;
- * with selection also one block's worth of gathered keys and values. */
+/* Floats of one worker: a group of query heads; with selection also one block's worth of gathered
+ * keys and values. */
 static size_t worker_floats(const struct attention_part *p)
 {
-    size_t n = ATTN_BLOCK + 2 * (size_t)p->head_dim;
-    if (p->sparse.heads)
-        n = ATTN_BLOCK + (size_t)(p->heads / p->kv_heads + 1) * p->head_dim +
-            2 * (size_t)ATTN_BLOCK * p->head_dim;
-    return (n + 15) & ~(size_t)15;
+    const size_t gathered = p->sparse.heads ? 2 * (size_t)ATTN_BLOCK * p->head_dim : 0;
+    return attend_floats(p->head_dim) + gathered;
 }
 
 void attention_carve(struct carve *c, const struct attention_part *p, uint32_t ctx, uint32_t n,
@@ -41,6 +38,9 @@ struct attn_ctx {
     float scale;
     float *y;
     size_t ldy, hidden;
+    /* Queries of one key head are numbered token by token; those of a span may share a task, `tile`
+     * at a time. */
+    uint32_t n, span, tile;
 };
 
 /* Bias, norm and rotation of the `heads` heads of one token's q or k. */
@@ -89,19 +89,41 @@ static struct attend_keys head_keys(const struct attn_ctx *c, uint32_t kv)
     return (struct attend_keys){c->state->k + at, c->state->v + at, hd, hd, hd, hd, c->scale};
 }
 
-/* One query head of one token, all keys in its window. The result replaces q. */
-static void dense_head(const struct attn_ctx *c, uint32_t t, uint32_t h, float *work)
+static float *query_of(const struct attn_ctx *c, uint32_t t, uint32_t h)
+{
+    return c->s->q + ((size_t)t * c->p->heads + h) * c->p->head_dim;
+}
+
+/* The results replace the queries, number `first` of key head kv and the following. */
+static void finish_group(const struct attn_ctx *c, struct attend_group *g, uint32_t kv,
+                         uint32_t first)
 {
     const struct attention_part *p = c->p;
-    const uint32_t hd = p->head_dim, keys = c->position + t + 1;
-    const uint32_t first = p->window && keys > p->window ? keys - p->window : 0;
-    const struct attend_keys range = head_keys(c, h / (p->heads / p->kv_heads));
-    float *q = c->s->q + ((size_t)t * p->heads + h) * hd;
-    struct attend_head head = {.scores = work, .acc = work + ATTN_BLOCK,
-                               .acc2 = work + ATTN_BLOCK + hd};
-    attend_range(c->nn->k, &range, q, first, keys, &head);
-    if (p->sinks) attend_sink(c->nn->k, c->w->sinks[h], hd, &head);
-    attend_finish(&head, hd, q);
+    const uint32_t hd = p->head_dim, group = p->heads / p->kv_heads;
+    for (uint32_t i = 0; i < g->count; i++) {
+        const uint32_t t = (first + i) / group, h = kv * group + (first + i) % group;
+        float *q = query_of(c, t, h);
+        if (p->sinks) attend_sink(c->nn->k, c->w->sinks[h], hd, g, i);
+        attend_finish(g, i, hd, q);
+        if (p->output_gate)
+            c->nn->k->sigmoid_mul(q, c->s->gate + ((size_t)t * p->heads + h) * hd, hd);
+    }
+}
+
+/* Queries first .. first + count - 1 of key head kv, numbered token by token; with a window they
+ * must be one token's. */
+static void dense_group(const struct attn_ctx *c, uint32_t kv, uint32_t first, uint32_t count,
+                        float *work)
+{
+    const struct attention_part *p = c->p;
+    const uint32_t group = p->heads / p->kv_heads, least = c->position + first / group + 1;
+    const struct attend_keys range = head_keys(c, kv);
+    struct attend_group g;
+    attend_begin(&g, work, p->head_dim);
+    for (uint32_t r = first; r < first + count; r++)
+        attend_add(&g, query_of(c, r / group, kv * group + r % group), c->position + r / group + 1);
+    attend_range(c->nn->k, &range, &g, p->window && least > p->window ? least - p->window : 0);
+    finish_group(c, &g, kv, first);
 }
 
 /* The chosen blocks and the incomplete last one, gathered ATTN_BLOCK keys at a time. */
@@ -127,64 +149,59 @@ static uint32_t gather_keys(struct gather *g, const struct attend_keys *from, fl
     return n;
 }
 
-static void sparse_group(const struct attn_ctx *c, uint32_t t, uint32_t kv, float *work)
+/* `count` query heads of one token, from its query number `first` of key head kv on. */
+static void sparse_group(const struct attn_ctx *c, uint32_t kv, uint32_t first, uint32_t count,
+                         float *work)
 {
     const struct attention_part *p = c->p;
-    const uint32_t hd = p->head_dim, group = p->heads / p->kv_heads, keys = c->position + t + 1;
-    const uint32_t block = p->sparse.block, blocks = sparse_blocks(&p->sparse, keys);
+    const uint32_t hd = p->head_dim, group = p->heads / p->kv_heads, t = first / group;
+    const uint32_t keys = c->position + t + 1, block = p->sparse.block;
     const struct attend_keys all = head_keys(c, kv);
-    float *acc = work + ATTN_BLOCK, *acc2 = acc + (size_t)group * hd;
-    float *k = acc2 + hd, *v = k + (size_t)ATTN_BLOCK * hd;
-    float m[MAX_GROUP], l[MAX_GROUP];
+    float *k = work + attend_floats(hd), *v = k + (size_t)ATTN_BLOCK * hd;
     struct attend_keys part = all;
-    struct gather g = {.chosen = c->s->sparse.chosen + (size_t)t * (p->sparse.budget / block),
-                       .kept = sparse_kept(&p->sparse, keys), .block = block,
-                       .tail_first = blocks * block, .keys = keys};
+    struct gather from = {.chosen = c->s->sparse.chosen + (size_t)t * (p->sparse.budget / block),
+                          .kept = sparse_kept(&p->sparse, keys), .block = block,
+                          .tail_first = sparse_blocks(&p->sparse, keys) * block, .keys = keys};
+    struct attend_group g;
     part.k = k;
     part.v = v;
-    float *q = c->s->q + ((size_t)t * p->heads + (size_t)kv * group) * hd;
-    bool begun = false;
-    for (uint32_t n; (n = gather_keys(&g, &all, k, v)) > 0; begun = true)
-        for (uint32_t h = 0; h < group; h++) {
-            struct attend_head head = {m[h], l[h], begun, acc + (size_t)h * hd, acc2, work};
-            attend_range(c->nn->k, &part, q + (size_t)h * hd, 0, n, &head);
-            m[h] = head.m;
-            l[h] = head.l;
-        }
-    for (uint32_t h = 0; h < group; h++) {
-        struct attend_head head = {m[h], l[h], true, acc + (size_t)h * hd, acc2, work};
-        if (p->sinks) attend_sink(c->nn->k, c->w->sinks[kv * group + h], hd, &head);
-        attend_finish(&head, hd, q + (size_t)h * hd);
+    attend_begin(&g, work, hd);
+    for (uint32_t r = first; r < first + count; r++)
+        attend_add(&g, query_of(c, t, kv * group + r % group), 0);
+    for (uint32_t n; (n = gather_keys(&from, &all, k, v)) > 0;) {
+        for (uint32_t i = 0; i < count; i++) g.end[i] = n;
+        attend_range(c->nn->k, &part, &g, 0);
     }
+    finish_group(c, &g, kv, first);
 }
 
-static void open_gate(const struct attn_ctx *c, uint32_t t, uint32_t first_head, uint32_t heads)
-{
-    const size_t hd = c->p->head_dim, at = ((size_t)t * c->p->heads + first_head) * hd;
-    if (c->p->output_gate) c->nn->k->sigmoid_mul(c->s->q + at, c->s->gate + at, heads * hd);
-}
-
-static void head_task(void *ctx, uint32_t task, uint32_t worker)
-{
-    const struct attn_ctx *c = ctx;
-    const uint32_t t = task / c->p->heads, h = task % c->p->heads;
-    dense_head(c, t, h, c->s->work + worker * worker_floats(c->p));
-    open_gate(c, t, h, 1);
-}
-
-/* With selection: the query heads that share one key head, so that keys are gathered once. */
-static void group_task(void *ctx, uint32_t task, uint32_t worker)
+/* Tasks go over key heads, and for each over tiles of its queries. A window or a selection belongs
+ * to one token. */
+static void attend_task(void *ctx, uint32_t task, uint32_t worker)
 {
     const struct attn_ctx *c = ctx;
     const struct attention_part *p = c->p;
-    const uint32_t group = p->heads / p->kv_heads, t = task / p->kv_heads, kv = task % p->kv_heads;
-    const uint32_t keys = c->position + t + 1;
+    const uint32_t group = p->heads / p->kv_heads;
+    const uint32_t tiles = (c->span + c->tile - 1) / c->tile, spans = group * c->n / c->span;
+    const uint32_t kv = task / (tiles * spans), rest = task % (tiles * spans);
+    const uint32_t at = rest % tiles * c->tile, first = rest / tiles * c->span + at;
+    const uint32_t count = c->span - at < c->tile ? c->span - at : c->tile;
+    const uint32_t keys = c->position + first / group + 1;
     float *work = c->s->work + worker * worker_floats(p);
-    if (sparse_kept(&p->sparse, keys) < sparse_blocks(&p->sparse, keys))
-        sparse_group(c, t, kv, work);
+    if (p->sparse.heads && sparse_kept(&p->sparse, keys) < sparse_blocks(&p->sparse, keys))
+        sparse_group(c, kv, first, count, work);
     else
-        for (uint32_t h = 0; h < group; h++) dense_head(c, t, kv * group + h, work);
-    open_gate(c, t, kv * group, group);
+        dense_group(c, kv, first, count, work);
+}
+
+static void attend_all(struct attn_ctx *c)
+{
+    const struct attention_part *p = c->p;
+    const uint32_t queries = p->heads / p->kv_heads * c->n;
+    c->span = p->window || p->sparse.heads ? p->heads / p->kv_heads : queries;
+    c->tile = attend_tile(queries * p->kv_heads, c->span, pool_threads(c->nn->pool));
+    const uint32_t tiles = (c->span + c->tile - 1) / c->tile;
+    pool_run(c->nn->pool, p->kv_heads * (queries / c->span) * tiles, attend_task, c);
 }
 
 static void bias_task(void *ctx, uint32_t t, uint32_t worker)
@@ -205,14 +222,12 @@ void attention_forward(const struct nn *nn, const struct attention_part *p,
                                       {&w->v, s->v, kv_dim},
                                       {&w->gate, s->gate, q_dim}};
     linear_run(nn, in, jobs, p->output_gate ? 4 : 3);
-    struct attn_ctx c = {nn, p, w, state, s, position, p->scale, y, ldy, w->o.rows};
+    struct attn_ctx c = {.nn = nn, .p = p, .w = w, .state = state, .s = s, .position = position,
+                         .scale = p->scale, .y = y, .ldy = ldy, .hidden = w->o.rows, .n = in->n};
     pool_run(nn->pool, in->n, prepare_task, &c);
-    if (p->sparse.heads) {
+    if (p->sparse.heads)
         sparse_select(nn, p, w, state, &s->sparse, in, position, s->cosine, s->sine);
-        pool_run(nn->pool, in->n * p->kv_heads, group_task, &c);
-    } else {
-        pool_run(nn->pool, in->n * p->heads, head_task, &c);
-    }
+    attend_all(&c);
     linear_input_set(&s->out_in, s->q, q_dim, in->n, (uint32_t)q_dim);
     const struct linear_job out = {&w->o, y, ldy};
     linear_run(nn, &s->out_in, &out, 1);

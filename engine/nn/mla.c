@@ -10,11 +10,6 @@ static uint32_t latent_width(const struct mla_part *p)
     return p->kv_lora_rank + p->rope_dim;
 }
 
-static size_t worker_floats(const struct mla_part *p)
-{
-    return ((size_t)ATTN_BLOCK + 2 * (size_t)p->kv_lora_rank + 15) & ~(size_t)15;
-}
-
 void mla_carve(struct carve *c, const struct mla_part *p, uint32_t n, uint32_t workers,
                struct mla_scratch *s)
 {
@@ -28,7 +23,7 @@ void mla_carve(struct carve *c, const struct mla_part *p, uint32_t n, uint32_t w
     s->gate = p->output_gate ? carve_take(c, rows * p->v_dim * f) : NULL;
     s->cosine = carve_take(c, (size_t)n * p->rope.half * f);
     s->sine = carve_take(c, (size_t)n * p->rope.half * f);
-    s->work = carve_take(c, workers * worker_floats(p) * f);
+    s->work = carve_take(c, workers * attend_floats(p->kv_lora_rank) * f);
     linear_input_carve(c, n, p->q_lora_rank ? p->q_lora_rank : 1, &s->in);
     linear_input_carve(c, (uint32_t)rows, widest, &s->per_head);
     linear_input_carve(c, n, p->heads * p->v_dim, &s->out_in);
@@ -40,7 +35,7 @@ struct mla_ctx {
     const struct mla_weights *w;
     struct mla_state *state;
     struct mla_scratch *s;
-    uint32_t position, n;
+    uint32_t position, n, tile; /* tile: query heads of one attention task */
 };
 
 static void q_a_task(void *ctx, uint32_t t, uint32_t worker)
@@ -74,6 +69,8 @@ static void token_task(void *ctx, uint32_t t, uint32_t worker)
     }
 }
 
+enum { HEAD_TOKENS = 64 };
+
 /* A head's own matrix times that head's rows: x row (t, h) at x[(t * heads + h) * ldx]. */
 struct head_linear {
     const struct mla_ctx *c;
@@ -89,10 +86,13 @@ static void head_linear_task(void *ctx, uint32_t task, uint32_t worker)
     const struct head_linear *l = ctx;
     const uint32_t heads = l->c->p->heads, h = task / l->units, unit = task % l->units;
     (void)worker;
-    /* Rows of one head lie `heads` apart: one call for each token. */
-    for (uint32_t t = 0; t < l->c->n; t++) {
-        const uint32_t row = t * heads + h;
-        linear_unit(l->c->nn, &l->w[h], unit, l->in, &row, 1, l->y + row * l->ldy, l->ldy);
+    /* Rows of one head lie `heads` apart. */
+    for (uint32_t t = 0; t < l->c->n; t += HEAD_TOKENS) {
+        const uint32_t left = l->c->n - t, count = left < HEAD_TOKENS ? left : HEAD_TOKENS;
+        uint32_t row[HEAD_TOKENS];
+        for (uint32_t i = 0; i < count; i++) row[i] = (t + i) * heads + h;
+        linear_unit(l->c->nn, &l->w[h], unit, l->in, row, count, l->y + row[0] * l->ldy,
+                    heads * l->ldy);
     }
 }
 
@@ -106,21 +106,23 @@ static void run_heads(const struct mla_ctx *c, const struct matrix *w, const flo
     pool_run(c->nn->pool, c->p->heads * l.units, head_linear_task, &l);
 }
 
-/* One query head of one token: attention with the latent as key and value. The mean latent
- * replaces the absorbed query. */
+/* A few query heads, numbered token by token: attention with the latent as key and value. The mean
+ * latents replace the absorbed queries. */
 static void attend_task(void *ctx, uint32_t task, uint32_t worker)
 {
     const struct mla_ctx *c = ctx;
     const struct mla_part *p = c->p;
-    const uint32_t r = p->kv_lora_rank, width = latent_width(p), t = task / p->heads;
-    float *work = c->s->work + worker * worker_floats(p);
-    float *q = c->s->query + (size_t)task * width;
+    const uint32_t r = p->kv_lora_rank, width = latent_width(p), first = task * c->tile;
+    const uint32_t left = c->n * p->heads - first, count = left < c->tile ? left : c->tile;
     const struct attend_keys keys = {c->state->latent, c->state->latent, width, width,
                                      width, r, p->scale};
-    struct attend_head head = {.scores = work, .acc = work + ATTN_BLOCK,
-                               .acc2 = work + ATTN_BLOCK + r};
-    attend_range(c->nn->k, &keys, q, 0, c->position + t + 1, &head);
-    attend_finish(&head, r, q);
+    float *q = c->s->query + (size_t)first * width;
+    struct attend_group g;
+    attend_begin(&g, c->s->work + worker * attend_floats(r), r);
+    for (uint32_t i = 0; i < count; i++)
+        attend_add(&g, q + i * width, c->position + (first + i) / p->heads + 1);
+    attend_range(c->nn->k, &keys, &g, 0);
+    for (uint32_t i = 0; i < count; i++) attend_finish(&g, i, r, q + i * width);
 }
 
 static void gate_task(void *ctx, uint32_t t, uint32_t worker)
@@ -157,12 +159,13 @@ void mla_forward(const struct nn *nn, const struct mla_part *p, const struct mla
                  struct mla_state *state, struct mla_scratch *s, struct linear_input *in,
                  uint32_t position, float *y, size_t ldy)
 {
-    struct mla_ctx c = {nn, p, w, state, s, position, in->n};
+    struct mla_ctx c = {nn, p, w, state, s, position, in->n, 0};
     const size_t width = latent_width(p), out_width = (size_t)p->heads * p->v_dim;
     project_queries(&c, in);
     pool_run(nn->pool, c.n, token_task, &c);
     run_heads(&c, w->k_b, s->q, p->nope_dim + p->rope_dim, p->nope_dim, s->query, width);
-    pool_run(nn->pool, c.n * p->heads, attend_task, &c);
+    c.tile = attend_tile(c.n * p->heads, c.n * p->heads, pool_threads(nn->pool));
+    pool_run(nn->pool, (c.n * p->heads + c.tile - 1) / c.tile, attend_task, &c);
     run_heads(&c, w->v_b, s->query, width, p->kv_lora_rank, s->out, p->v_dim);
     if (p->output_gate) pool_run(nn->pool, c.n, gate_task, &c);
     linear_input_set(&s->out_in, s->out, out_width, c.n, (uint32_t)out_width);

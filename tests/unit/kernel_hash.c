@@ -282,7 +282,10 @@ static void hash_states(const struct kernels *t)
     fill(v, keys * v_dim, 0);
     for (int i = 0; i < 2; i++) {
         size_t count = i ? keys / 2 + 1 : keys;
-        t->attn_block(q, k, k_dim, v, v_dim, count, k_dim, v_dim, 0.3f, p, m + i, l + i, acc[i]);
+        struct attn_queries a = {1, {q}, {(uint32_t)count}, p, {0}, {0}, {acc[i]}};
+        t->attn_block(&a, k, k_dim, v, v_dim, k_dim, v_dim, 0.3f);
+        m[i] = a.m[0];
+        l[i] = a.l[0];
     }
     t->attn_merge(m, l, acc[0], m[1], l[1], acc[1], v_dim);
     take_floats(m, 1);

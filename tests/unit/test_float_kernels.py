@@ -230,51 +230,61 @@ def test_rows(tables, seed, rows, k, n, bf16, indexed, flavour):
             assert data.same_bits(y[i, r : r + 1], np.array([dot], np.float32))
 
 
-def attention_block(kernels, q, k, v, k_dim, v_dim, scale):
-    """m, l, acc of one block; k [n, ldk], v [n, ldv]."""
-    p, m, total = np.zeros(256, np.float32), np.zeros(1, np.float32), np.zeros(1, np.float32)
-    acc = np.full(v_dim + 1, 7, np.float32)
-    kernels.table.attn_block(
-        kernels.pointer(q), kernels.pointer(k), k.shape[1], kernels.pointer(v), v.shape[1], len(k),
-        k_dim, v_dim, scale, kernels.pointer(p), kernels.pointer(m), kernels.pointer(total),
-        kernels.pointer(acc))
-    assert acc[v_dim] == 7
-    return m, total, acc[:v_dim]
+def attention_block(kernels, q, keys, k, v, k_dim, v_dim, scale):
+    """m, l [queries] and acc [queries, v_dim] of one block; q [queries, k_dim], k [n, ldk], v [n, ldv]."""
+    count = len(q)
+    a = kernels.ffi.new("struct attn_queries *")
+    p, acc = np.zeros((count, 256), np.float32), np.full((count, v_dim + 1), 7, np.float32)
+    rows = [np.ascontiguousarray(row) for row in q]
+    a.count, a.p = count, kernels.pointer(p)
+    for i in range(count):
+        a.q[i], a.keys[i], a.acc[i] = kernels.pointer(rows[i]), keys[i], kernels.pointer(acc[i])
+    kernels.table.attn_block(a, kernels.pointer(k), k.shape[1], kernels.pointer(v), v.shape[1],
+                             k_dim, v_dim, scale)
+    assert (acc[:, v_dim] == 7).all()
+    return (np.array(list(a.m)[:count], np.float32), np.array(list(a.l)[:count], np.float32),
+            acc[:, :v_dim].copy())
 
 
 @MODEST
-@given(seed=SEEDS, n=st.integers(1, 256), k_dim=st.integers(1, 70), v_dim=st.integers(1, 150),
-       flavour=FLAVOURS)
-def test_attention_block(tables, seed, n, k_dim, v_dim, flavour):
+@given(seed=SEEDS, n=st.integers(1, 256), k_dim=st.integers(1, 70),
+       v_dim=st.integers(1, 150) | st.sampled_from((64, 128)), count=st.integers(1, 8), flavour=FLAVOURS)
+def test_attention_block(tables, seed, n, k_dim, v_dim, count, flavour):
     rng = np.random.default_rng(seed)
-    q = data.floats(rng, k_dim, flavour)
+    q = data.floats(rng, (count, k_dim), flavour)
     k, v = data.floats(rng, (n, k_dim + 3), flavour), data.floats(rng, (n, v_dim + 2), flavour)
+    keys = np.maximum(1, n - rng.integers(0, 6, count) * rng.integers(0, 20))
     scale = np.float32(1 / math.sqrt(k_dim))
-    m, total, acc = on_all(tables, lambda t: attention_block(t, q, k, v, k_dim, v_dim, scale))
-    if flavour in ("normal", "zeros"):
-        s = k[:, :k_dim].astype(np.float64) @ q * scale
+    m, total, acc = on_all(tables, lambda t: attention_block(t, q, keys, k, v, k_dim, v_dim, scale))
+    for i in range(count):
+        alone = attention_block(tables[0], q[i : i + 1], keys[i : i + 1], k, v, k_dim, v_dim, scale)
+        for together, single in zip((m, total, acc), alone):
+            assert data.same_bits(together[i : i + 1], single)
+        if flavour not in ("normal", "zeros"):
+            continue
+        s = k[: keys[i], :k_dim].astype(np.float64) @ q[i] * scale
         p = np.exp(s - s.max())
-        close(m, s.max(), np.abs(s).max() + 1, 30)
-        close(total, p.sum(), None, 60)
-        close(acc, p @ v[:, :v_dim], p @ np.abs(v[:, :v_dim]), 100)
+        close(m[i : i + 1], s.max(), np.abs(s).max() + 1, 30)
+        close(total[i : i + 1], p.sum(), None, 60)
+        close(acc[i], p @ v[: keys[i], :v_dim], p @ np.abs(v[: keys[i], :v_dim]), 100)
+
 
 
 @MODEST
 @given(seed=SEEDS, v_dim=LENGTHS, cut=st.integers(1, 63))
 def test_attention_merge_equals_one_block(tables, seed, v_dim, cut):
     rng = np.random.default_rng(seed)
-    q, k, v = (data.floats(rng, s, "normal") for s in (16, (64, 16), (64, v_dim)))
+    q, k, v = (data.floats(rng, s, "normal") for s in ((1, 16), (64, 16), (64, v_dim)))
 
     def merged(kernels):
-        m, total, acc = (np.array(a) for a in attention_block(
-            kernels, q, k[:cut], v[:cut], 16, v_dim, 0.5))
-        m2, total2, acc2 = attention_block(kernels, q, k[cut:], v[cut:], 16, v_dim, 0.5)
+        m, total, acc = attention_block(kernels, q, [cut], k[:cut], v[:cut], 16, v_dim, 0.5)
+        m2, total2, acc2 = attention_block(kernels, q, [64 - cut], k[cut:], v[cut:], 16, v_dim, 0.5)
         kernels.table.attn_merge(kernels.pointer(m), kernels.pointer(total), kernels.pointer(acc),
                                  m2[0], total2[0], kernels.pointer(acc2), v_dim)
-        return m, total, acc
+        return m, total, acc[0]
 
     m, total, acc = on_all(tables, merged)
-    whole_m, whole_total, whole = attention_block(tables[-1], q, k, v, 16, v_dim, 0.5)
+    whole_m, whole_total, (whole,) = attention_block(tables[-1], q, [64], k, v, 16, v_dim, 0.5)
     assert m[0] == whole_m[0]
     close(total, whole_total, None, 20)
     close(acc, whole, np.abs(whole) + whole_total, 40)

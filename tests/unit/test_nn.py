@@ -182,13 +182,15 @@ def attend(parts, q, k, v, scale, first, end, sink=None):
         "k": parts.floats(k), "v": parts.floats(v), "ldk": k.shape[1], "ldv": dim,
         "k_dim": k.shape[1], "v_dim": dim, "scale": scale,
     })  # fmt: skip
-    head = ffi.new("struct attend_head *")
-    head.acc, head.acc2, head.scores = (parts.floats(np.zeros(n)) for n in (dim, dim, 256))
-    c.attend_range(parts.nn.k, keys, parts.floats(q), first, end, head)
+    group = ffi.new("struct attend_group *")
+    c.attend_begin(group, parts.floats(np.zeros(c.attend_floats(dim))), dim)
+    query = parts.floats(q)
+    c.attend_add(group, query, end)
+    c.attend_range(parts.nn.k, keys, group, first)
     if sink is not None:
-        c.attend_sink(parts.nn.k, sink, dim, head)
+        c.attend_sink(parts.nn.k, sink, dim, group, 0)
     out = parts.floats(np.zeros(dim))
-    c.attend_finish(head, dim, out)
+    c.attend_finish(group, 0, dim, out)
     return np.array(list(out), np.float32)
 
 
@@ -203,6 +205,29 @@ def test_attention_over_a_range(parts, first, end, sink):
     p = np.exp(score - top)
     total = p.sum() + (0 if sink is None else np.exp(sink - top))
     np.testing.assert_allclose(got, p / total @ v[first:end], rtol=2e-5, atol=1e-6)
+
+
+def test_queries_of_a_group_end_where_they_end(parts):
+    """Tokens of a chunk share their keys; each must give the bits it gives alone."""
+    ffi, c, dim = parts.ffi, parts.c, 64
+    q = RNG.standard_normal((8, 32)).astype(np.float32)
+    k, v = (RNG.standard_normal((600, n)).astype(np.float32) for n in (32, dim))
+    ends = [510, 511, 512, 513, 514, 515, 520, 256]
+    keys = ffi.new("struct attend_keys *", {
+        "k": parts.floats(k), "v": parts.floats(v), "ldk": 32, "ldv": dim, "k_dim": 32,
+        "v_dim": dim, "scale": 0.2,
+    })  # fmt: skip
+    group = ffi.new("struct attend_group *")
+    c.attend_begin(group, parts.floats(np.zeros(c.attend_floats(dim))), dim)
+    queries = [parts.floats(row) for row in q]
+    for query, end in zip(queries, ends):
+        c.attend_add(group, query, end)
+    c.attend_range(parts.nn.k, keys, group, 0)
+    for i, end in enumerate(ends):
+        out = parts.floats(np.zeros(dim))
+        c.attend_finish(group, i, dim, out)
+        alone = attend(parts, q[i], k, v, 0.2, 0, end)
+        assert np.array(list(out), np.float32).tobytes() == alone.tobytes()
 
 
 def test_keys_outside_the_range_do_not_matter(parts):
