@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -162,3 +163,19 @@ def reads(lib: tuple[Any, Any], read: Read) -> Iterator[None]:
         yield
     finally:
         C.direct_io_set_pread(ffi.NULL)
+
+
+def can_be_direct(directory: Path) -> bool:
+    """Whether this file system takes an aligned O_DIRECT read."""
+    probe = directory / "probe"
+    probe.write_bytes(bytes(2 * 4096))
+    try:
+        fd = os.open(probe, os.O_RDONLY | os.O_DIRECT)
+        try:
+            return os.preadv(fd, [mmap.mmap(-1, 4096)], 4096) == 4096
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    finally:
+        probe.unlink()

@@ -217,17 +217,26 @@ static bool probe(int fd, uint64_t file_bytes)
     return false;
 }
 
+void direct_file_adopt(int fd, uint64_t bytes, const char *name, bool want_direct,
+                       struct direct_file *out)
+{
+    *out = (struct direct_file){.fd = fd, .bytes = bytes};
+    snprintf(out->name, sizeof out->name, "%s", name);
+    if (want_direct && direct_on(fd)) {
+        out->direct = probe(fd, bytes);
+        if (!out->direct) direct_off(fd);
+    }
+    read_ahead_off(fd);
+}
+
 hr_status direct_file_open(int dir_fd, const char *name, bool want_direct, struct direct_file *out,
                            hr_error *err)
 {
+    int fd;
+    uint64_t bytes;
     *out = (struct direct_file){.fd = -1};
-    TRY(file_open_beneath(dir_fd, name, &out->fd, &out->bytes, err));
-    snprintf(out->name, sizeof out->name, "%s", name);
-    if (want_direct && direct_on(out->fd)) {
-        out->direct = probe(out->fd, out->bytes);
-        if (!out->direct) direct_off(out->fd);
-    }
-    read_ahead_off(out->fd);
+    TRY(file_open_beneath(dir_fd, name, &fd, &bytes, err));
+    direct_file_adopt(fd, bytes, name, want_direct, out);
     return HR_OK;
 }
 

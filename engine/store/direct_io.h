@@ -21,6 +21,9 @@ struct direct_file {
  * direct and proves it by one aligned transfer; falls back to buffered with read-ahead off. */
 hr_status direct_file_open(int dir_fd, const char *name, bool want_direct, struct direct_file *out,
                            hr_error *err);
+/* The same for a regular file of `bytes` that is open already; takes the descriptor over. */
+void direct_file_adopt(int fd, uint64_t bytes, const char *name, bool want_direct,
+                       struct direct_file *out);
 void direct_file_close(struct direct_file *f);
 /* offset and bytes multiples of IO_ALIGN, buffer aligned likewise. Repeats EINTR and short reads,
  * one EIO is retried twice; the error names file, offset and errno. *retries is added to. When

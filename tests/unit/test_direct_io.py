@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from containers import make_container
-from store_tools import (ALWAYS, FORMAT, IO, LRU, Cache, Container, StoreError, check, plain_read,
-                         reads)
+from store_tools import (ALWAYS, FORMAT, IO, LRU, Cache, Container, StoreError, can_be_direct, check,
+                         plain_read, reads)
 
 BLOCK = 4096
 
@@ -43,24 +43,6 @@ class File:
 
     def close(self) -> None:
         self.C.direct_file_close(self.f)
-
-
-def can_be_direct(directory: Path) -> bool:
-    """Whether this file system takes an aligned O_DIRECT read."""
-    probe = directory / "probe"
-    probe.write_bytes(bytes(2 * BLOCK))
-    try:
-        import mmap
-
-        fd = os.open(probe, os.O_RDONLY | os.O_DIRECT)
-        try:
-            return os.preadv(fd, [mmap.mmap(-1, BLOCK)], BLOCK) == BLOCK
-        finally:
-            os.close(fd)
-    except OSError:
-        return False
-    finally:
-        probe.unlink()
 
 
 @pytest.fixture
