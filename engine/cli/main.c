@@ -31,6 +31,11 @@ static const char HELP[] =
     "                   its dot products; takes no MODEL\n"
     "    --isa NAME  --seconds S (default 20)  --rows R  --cols K\n"
     "    --pool SIZE      weights walked through (default: 4 times the cache, at least 256MiB)\n"
+    "  trace MODEL      which experts a text uses, one JSON line for each token (for\n"
+    "                   headrace-simulate and doctor)\n"
+    "    -f FILE | --ids FILE   the text, or its token ids; - reads standard input\n"
+    "    -o FILE          default: standard output\n"
+    "    --tokens N       the first N tokens only;  --no-special as for score\n"
     "  version          the version alone\n"
     "\n"
     "options of every command\n"
@@ -53,7 +58,7 @@ static const struct {
 } COMMANDS[] = {
     {"run", command_run},       {"score", command_score}, {"inspect", command_inspect},
     {"verify", command_verify}, {"plan", command_plan},   {"info", command_info},
-    {"bench", command_bench},
+    {"bench", command_bench},   {"trace", command_trace},
 };
 
 int main(int argc, char **argv)
