@@ -115,6 +115,12 @@ HR_API hr_status hr_model_open(const char *path, const hr_model_params *params,
 /* Waits for no one: every session must have been freed before. NULL is allowed. */
 HR_API void hr_model_close(hr_model *model);
 
+/* Lowers the budget of an opened model, or raises it again up to what it was opened with (more
+ * counts as that). The expert cache gives or takes the difference: memory goes back to the system
+ * at once, of experts that a running call uses as it lets go of them. HR_ERR_MEMORY when `ram` is
+ * below what the model takes without a cache; the message names it. Any thread, at any moment. */
+HR_API hr_status hr_model_set_ram(hr_model *model, uint64_t ram, hr_error *err);
+
 typedef struct hr_model_info {
     size_t size;
     uint32_t vocab_size, hidden_size, layers, moe_layers;

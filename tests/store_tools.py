@@ -97,8 +97,22 @@ class Cache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def begin(self, bank: int, experts: list[int], lane: int = 0) -> None:
-        self.C.cache_begin(self.p, lane, bank, self.ffi.new("uint32_t[]", experts), len(experts))
+    def begin(self, bank: int, experts: list[int], lane: int = 0,
+              chunk: list[list[int]] | None = None) -> None:
+        """chunk: the tokens' choices, which `experts` unites; None: one token wants them all."""
+        wanted, uses, kept = self.ffi.new("uint32_t[]", experts), self.ffi.NULL, []
+        if chunk is not None:
+            users: dict[int, list[int]] = {}
+            for token, chosen in enumerate(chunk):
+                for expert in chosen:
+                    users.setdefault(expert, []).append(token)
+            first, tokens = [0], []
+            for expert in range(self.container.p.banks[bank].experts):
+                tokens += users.get(expert, [])
+                first.append(len(tokens))
+            kept = [self.ffi.new("uint32_t[]", first), self.ffi.new("uint32_t[]", tokens)]
+            uses = self.ffi.new("struct cache_uses *", [len(chunk), *kept])
+        self.C.cache_begin(self.p, lane, bank, wanted, len(experts), uses)
 
     def next(self, lane: int = 0, block: bool = True) -> Lease | None:
         out, got = self.ffi.new("struct cache_lease *"), self.ffi.new("bool *")
@@ -116,8 +130,8 @@ class Cache:
     def abort(self, lane: int = 0) -> None:
         self.C.cache_abort(self.p, lane)
 
-    def tick(self, tokens: int = 1) -> None:
-        self.C.cache_tick(self.p, tokens)
+    def resize(self, slots: int, wait: bool = False) -> None:
+        self.C.expert_cache_resize(self.p, slots, wait)
 
     def run(self, bank: int, experts: list[int], lane: int = 0) -> list[Lease]:
         """A whole batch, each record released as soon as it is delivered."""

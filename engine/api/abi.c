@@ -85,6 +85,12 @@ void hr_model_close(hr_model *model)
     model_close(model_of(model));
 }
 
+hr_status hr_model_set_ram(hr_model *model, uint64_t ram, hr_error *err)
+{
+    if (!model) return fail(err, HR_ERR_USAGE, "model is NULL");
+    return model_set_ram(model_of(model), ram, err);
+}
+
 static void codec_of_experts(const struct model *m, char out[16])
 {
     const struct container *c = m->c;

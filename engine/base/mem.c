@@ -41,13 +41,14 @@ void mem_budget_init(struct mem_budget *b, uint64_t limit)
 {
     atomic_init(&b->used, 0);
     atomic_init(&b->peak, 0);
-    b->limit = limit;
+    atomic_init(&b->limit, limit);
 }
 
 static bool charge(struct mem_budget *b, uint64_t cost)
 {
     if (!b) return true;
-    const uint64_t limit = b->limit ? b->limit : UINT64_MAX;
+    const uint64_t set = atomic_load_explicit(&b->limit, memory_order_relaxed);
+    const uint64_t limit = set ? set : UINT64_MAX;
     uint64_t used = atomic_load_explicit(&b->used, memory_order_relaxed);
     do {
         if (used > limit || cost > limit - used) return false;
@@ -96,7 +97,7 @@ void *mem_alloc(struct mem_budget *b, size_t bytes)
     return p;
 }
 
-void mem_free(struct mem_budget *b, void *p, size_t bytes)
+void mem_free_returned(struct mem_budget *b, void *p, size_t bytes, size_t returned)
 {
     size_t block, cost;
     if (!p || !block_size(bytes, &block, &cost)) return;
@@ -104,7 +105,44 @@ void mem_free(struct mem_budget *b, void *p, size_t bytes)
         (void)munmap(p, block);
     else
         free(p);
-    uncharge(b, cost);
+    uncharge(b, cost - returned);
+}
+
+void mem_free(struct mem_budget *b, void *p, size_t bytes)
+{
+    mem_free_returned(b, p, bytes, 0);
+}
+
+static size_t whole_pages(void *part, size_t bytes, uint8_t **first)
+{
+    const size_t page = page_bytes(), before = (size_t)(-(uintptr_t)part & (page - 1));
+    *first = (uint8_t *)part + before;
+    return bytes > before ? (bytes - before) & ~(page - 1) : 0;
+}
+
+void mem_return(struct mem_budget *b, void *part, size_t bytes, size_t *returned)
+{
+    uint8_t *first;
+    const size_t n = whole_pages(part, bytes, &first);
+    if (n == 0) return;
+#if defined(__linux__)
+    (void)madvise(first, n, MADV_DONTNEED);
+#else
+    /* Elsewhere MADV_DONTNEED may keep the pages; a new mapping in their place does not. */
+    if (!HAVE_ADDRESS_SANITIZER)
+        (void)mmap(first, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+#endif
+    *returned += n;
+    uncharge(b, n);
+}
+
+bool mem_retake(struct mem_budget *b, void *part, size_t bytes, size_t *returned)
+{
+    uint8_t *first;
+    const size_t n = whole_pages(part, bytes, &first);
+    if (!charge(b, n)) return false;
+    *returned -= n;
+    return true;
 }
 
 uint64_t mem_cost(size_t bytes)

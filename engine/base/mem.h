@@ -9,7 +9,7 @@
 
 struct mem_budget {
     _Atomic uint64_t used, peak;
-    uint64_t limit; /* 0 = no limit */
+    _Atomic uint64_t limit; /* 0 = no limit */
 };
 
 void mem_budget_init(struct mem_budget *b, uint64_t limit);
@@ -21,6 +21,13 @@ void *mem_alloc(struct mem_budget *b, size_t bytes);
 void mem_free(struct mem_budget *b, void *p, size_t bytes);
 /* What mem_alloc(bytes) really costs (rounding included): plans must use the same figure. */
 uint64_t mem_cost(size_t bytes);
+
+/* Gives the whole pages inside a part of a large block back to the system and takes them off the
+ * account; they read as zeros. mem_retake charges them again before they are used, false when the
+ * budget refuses. *returned counts the block's bytes: with them it is freed. */
+void mem_return(struct mem_budget *b, void *part, size_t bytes, size_t *returned);
+bool mem_retake(struct mem_budget *b, void *part, size_t bytes, size_t *returned);
+void mem_free_returned(struct mem_budget *b, void *p, size_t bytes, size_t returned);
 
 /* Checked arithmetic for sizes that come from files: false on overflow. */
 bool size_mul(size_t a, size_t b, size_t *out);

@@ -167,7 +167,6 @@ hr_status forward(struct forward_call *call, const int32_t *ids, uint32_t n, uin
         TRY(run_ffn(call, i, n, err));
         TRY(write_stream(call, i, "ffn", n, err));
     }
-    cache_tick(m->cache, n);
     if (rows > 0) run_head(call, n, rows, logits);
     return HR_OK;
 }

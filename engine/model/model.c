@@ -179,7 +179,7 @@ static hr_status open_steps(struct model *m, const char *path, hr_error *err)
                     m->plan.ctx, (unsigned long long)m->plan.state,
                     m->params.ram ? "the budget is" : "safely available are",
                     (unsigned long long)m->plan.ram);
-    m->mem.limit = m->plan.ram;
+    atomic_store(&m->mem.limit, m->plan.ram);
 
     TRY(allocate_layers(m, err));
     TRY(model_bind(m, err)); /* shapes first: nothing is read for a container that does not fit */
@@ -227,6 +227,26 @@ void model_close(struct model *m)
     mem_free(NULL, m, sizeof *m);
 }
 
+hr_status model_set_ram(struct model *m, uint64_t ram, hr_error *err)
+{
+    const struct plan *p = &m->plan;
+    const uint64_t least = p->total - p->slots * p->record_bytes;
+    if (ram < least)
+        return fail(err, HR_ERR_MEMORY,
+                    "%s as it was opened takes %llu bytes without a cache (chunk %u, %u sessions of %u "
+                    "tokens); ram cannot be lowered to %llu", m->c->path, (unsigned long long)least,
+                    p->chunk, p->sessions, p->ctx, (unsigned long long)ram);
+    if (ram > p->ram) ram = p->ram;
+    const uint64_t room = p->record_bytes ? (ram - least) / p->record_bytes : 0;
+    pthread_mutex_lock(&m->lock);
+    const bool raise = ram > atomic_load(&m->mem.limit);
+    if (raise) atomic_store(&m->mem.limit, ram);
+    expert_cache_resize(m->cache, room < p->slots ? (uint32_t)room : p->slots, true);
+    if (!raise) atomic_store(&m->mem.limit, ram);
+    pthread_mutex_unlock(&m->lock);
+    return HR_OK;
+}
+
 void model_stats(struct model *m, hr_stats *out)
 {
     struct cache_stats c;
@@ -248,7 +268,7 @@ void model_stats(struct model *m, hr_stats *out)
     out->cache_bytes = c.slots * m->plan.record_bytes;
     out->memory_used = atomic_load(&m->mem.used);
     out->memory_peak = atomic_load(&m->mem.peak);
-    out->memory_limit = m->mem.limit;
+    out->memory_limit = atomic_load(&m->mem.limit);
     pthread_mutex_lock(&m->lock);
     out->tokens_prefilled = m->totals.prefilled;
     out->tokens_decoded = m->totals.decoded;

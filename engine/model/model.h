@@ -46,6 +46,7 @@ struct model {
 hr_status model_open(const char *path, const hr_model_params *params, struct model **out,
                      hr_error *err);
 void model_close(struct model *m);
+hr_status model_set_ram(struct model *m, uint64_t ram, hr_error *err);
 void model_stats(struct model *m, hr_stats *out);
 
 /* Reads the architecture of an opened container and checks every tensor against it, without

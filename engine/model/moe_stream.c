@@ -226,7 +226,8 @@ hr_status moe_forward(struct moe_call *call, struct linear_input *in, float *y, 
     struct linear_input *routed = in;
     router_forward(call->nn, p, call->weights, in, &s->router, s->ids, s->weights);
     const uint32_t wanted = group_pairs(p, s, in->n);
-    cache_begin(call->cache, call->lane, call->bank_index, s->wanted, wanted);
+    const struct cache_uses uses = {in->n, s->first, s->token};
+    cache_begin(call->cache, call->lane, call->bank_index, s->wanted, wanted, &uses);
     if (p->shared_gate) {
         const struct linear_job gate = {&call->weights->shared_gate, s->shared_gate, 1};
         linear_run(call->nn, in, &gate, 1);

@@ -4,107 +4,151 @@
 
 #include "headrace.h"
 
-void cache_policy_init(struct cache_policy *p, struct carve *carve, uint32_t records,
-                       uint32_t slots, uint32_t working_set, int32_t policy)
+/* Uses further back than this add less than a millionth. */
+enum { HALF_LIVES_SEEN = 20 };
+/* Heats that differ by rounding alone are equal. */
+#define SAME 1e-9
+
+void cache_policy_init(struct cache_policy *p, struct carve *carve, const uint32_t *first,
+                       uint32_t banks, uint32_t records, uint32_t slots, uint32_t working_set,
+                       int32_t policy)
 {
-    /* Below one working set recency alone keeps nothing from one token to the next; around it the
-     * last token's records are exactly what fits; above, slow frequency is slightly ahead. */
-    const double sets = working_set ? (double)slots / (double)working_set : 2;
-    *p = (struct cache_policy){.slots = slots, .half_life = 16};
-    p->by_frequency = policy == HR_CACHE_LFU;
-    if (policy == HR_CACHE_AUTO) {
-        p->by_frequency = sets < 1 || sets > 1.5;
-        if (sets > 1.5) p->half_life = 8;
-    }
+    *p = (struct cache_policy){.kind = policy, .first = first, .banks = banks,
+                               .working_set = working_set};
+    p->by_frequency = policy != HR_CACHE_LRU;
+    p->clock = carve_take(carve, banks * sizeof *p->clock);
     p->heat = carve_take(carve, records * sizeof *p->heat);
-    p->heap = carve_take(carve, slots * sizeof *p->heap);
+    p->count = carve_take(carve, banks * sizeof *p->count);
+    p->heap = carve_take(carve, records * sizeof *p->heap);
     p->place = carve_take(carve, slots * sizeof *p->place);
-    p->key = carve_take(carve, slots * sizeof *p->key);
+    p->bank = carve_take(carve, slots * sizeof *p->bank);
+    p->record = carve_take(carve, slots * sizeof *p->record);
     if (carve->base == NULL) return;
     for (uint32_t i = 0; i < records; i++) p->heat[i] = -INFINITY;
     for (uint32_t i = 0; i < slots; i++) p->place[i] = NO_SLOT;
+    cache_policy_resize(p, slots);
 }
 
-void cache_policy_tick(struct cache_policy *p, uint32_t tokens)
+/* A cache of s working sets holds the choices of about s tokens, and older ones say the less the
+ * fewer it holds. Below one only what is used again and again is worth keeping. Replayed traces of
+ * three models gave the exponent (docs/findings.md). */
+void cache_policy_resize(struct cache_policy *p, uint32_t capacity)
 {
-    if (p->by_frequency) p->now += tokens / p->half_life;
+    const double sets = p->working_set ? capacity / (double)p->working_set : 2;
+    const double suits = sets < 1 ? fmin(8, 1 / fmax(sets, 0.125)) : fmin(16, pow(sets, 4.0 / 3));
+    p->half_life = p->kind == HR_CACHE_LFU ? 16 : suits;
+}
+
+void cache_policy_turn(struct cache_policy *p, uint32_t bank, uint32_t tokens)
+{
+    p->turn = bank;
+    if (p->by_frequency) p->clock[bank] += tokens / p->half_life;
 }
 
 /* Frequency: heat is log2 of the sum of 2^(time of each use), time in half-lives, so that all
- * records decay together without being visited. */
-void cache_policy_touch(struct cache_policy *p, uint32_t record)
+ * records of a bank decay together without being visited. */
+void cache_policy_touch(struct cache_policy *p, const struct cache_request *r)
 {
-    double *h = &p->heat[record];
-    if (!p->by_frequency)
-        *h = ++p->now;
-    else
-        *h = fmax(*h, p->now) + log2(1 + exp2(-fabs(*h - p->now)));
+    double *h = &p->heat[r->record], sum = 0;
+    if (!p->by_frequency) {
+        *h = ++p->requests;
+        return;
+    }
+    for (uint32_t i = r->tokens; i-- > 0;) {
+        const double age = (r->chunk - 1 - r->token[i]) / p->half_life;
+        if (age > HALF_LIVES_SEEN && sum > 0) break;
+        sum += exp2(-fmin(age, 1000));
+    }
+    const double now = p->clock[r->bank] + log2(sum);
+    *h = fmax(*h, now) + log2(1 + exp2(-fabs(*h - now)));
+}
+
+static double warmth(const struct cache_policy *p, uint32_t bank, uint32_t record)
+{
+    return p->heat[record] - p->clock[bank];
 }
 
 /* Ties are broken by slot, so that a sequence of requests evicts the same way however its reads
  * were timed. */
 static bool colder(const struct cache_policy *p, uint32_t a, uint32_t b)
 {
-    return p->key[a] < p->key[b] || (p->key[a] == p->key[b] && a < b);
+    const double x = p->heat[p->record[a]], y = p->heat[p->record[b]];
+    return x < y || (x == y && a < b);
 }
 
-static void put(struct cache_policy *p, uint32_t at, uint32_t slot)
+static void put(struct cache_policy *p, uint32_t *heap, uint32_t at, uint32_t slot)
 {
-    p->heap[at] = slot;
+    heap[at] = slot;
     p->place[slot] = at;
 }
 
-static void sift_up(struct cache_policy *p, uint32_t at, uint32_t slot)
+static void sift_up(struct cache_policy *p, uint32_t *heap, uint32_t at, uint32_t slot)
 {
     while (at > 0) {
         const uint32_t parent = (at - 1) / 2;
-        if (colder(p, p->heap[parent], slot)) break;
-        put(p, at, p->heap[parent]);
+        if (colder(p, heap[parent], slot)) break;
+        put(p, heap, at, heap[parent]);
         at = parent;
     }
-    put(p, at, slot);
+    put(p, heap, at, slot);
 }
 
-static void sift_down(struct cache_policy *p, uint32_t at, uint32_t slot)
+static void sift_down(struct cache_policy *p, uint32_t *heap, uint32_t count, uint32_t at,
+                      uint32_t slot)
 {
     for (;;) {
         uint32_t child = 2 * at + 1;
-        if (child >= p->count) break;
-        if (child + 1 < p->count && colder(p, p->heap[child + 1], p->heap[child])) child++;
-        if (colder(p, slot, p->heap[child])) break;
-        put(p, at, p->heap[child]);
+        if (child >= count) break;
+        if (child + 1 < count && colder(p, heap[child + 1], heap[child])) child++;
+        if (colder(p, slot, heap[child])) break;
+        put(p, heap, at, heap[child]);
         at = child;
     }
-    put(p, at, slot);
+    put(p, heap, at, slot);
 }
 
-void cache_policy_offer(struct cache_policy *p, uint32_t slot, uint32_t record)
+void cache_policy_offer(struct cache_policy *p, uint32_t slot, uint32_t bank, uint32_t record)
 {
-    p->key[slot] = p->heat[record];
-    sift_up(p, p->count++, slot);
+    p->bank[slot] = bank;
+    p->record[slot] = record;
+    sift_up(p, p->heap + p->first[bank], p->count[bank]++, slot);
 }
 
 void cache_policy_withdraw(struct cache_policy *p, uint32_t slot)
 {
-    const uint32_t at = p->place[slot];
+    const uint32_t at = p->place[slot], bank = p->bank[slot];
+    uint32_t *heap = p->heap + p->first[bank];
     if (at == NO_SLOT) return;
     p->place[slot] = NO_SLOT;
-    const uint32_t last = p->heap[--p->count];
+    const uint32_t count = --p->count[bank], last = heap[count];
     if (last == slot) return;
-    if (at > 0 && colder(p, last, p->heap[(at - 1) / 2]))
-        sift_up(p, at, last);
+    if (at > 0 && colder(p, last, heap[(at - 1) / 2]))
+        sift_up(p, heap, at, last);
     else
-        sift_down(p, at, last);
+        sift_down(p, heap, count, at, last);
 }
 
+/* Among equals the bank whose turn was last: it is asked again after all others. */
 uint32_t cache_policy_coldest(const struct cache_policy *p)
 {
-    return p->count > 0 ? p->heap[0] : NO_SLOT;
+    uint32_t best = NO_SLOT, bank = p->turn;
+    double least = INFINITY;
+    for (uint32_t i = 0; i < p->banks; i++, bank = (bank ? bank : p->banks) - 1) {
+        if (p->count[bank] == 0) continue;
+        const uint32_t slot = p->heap[p->first[bank]];
+        const double w = warmth(p, bank, p->record[slot]);
+        if (best != NO_SLOT && w >= least - SAME) continue;
+        best = slot;
+        least = w;
+    }
+    return best;
 }
 
 /* Equal heat keeps what is there: within one token everything new is equally warm, and replacing
  * would sweep the cache once per token. */
-bool cache_policy_admits(const struct cache_policy *p, uint32_t record)
+bool cache_policy_admits(const struct cache_policy *p, uint32_t bank, uint32_t record,
+                         uint32_t slot)
 {
-    return !p->by_frequency || p->count == 0 || p->heat[record] > p->key[p->heap[0]];
+    return !p->by_frequency ||
+           warmth(p, bank, record) > warmth(p, p->bank[slot], p->record[slot]) + SAME;
 }

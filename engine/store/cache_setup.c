@@ -53,7 +53,7 @@ static struct expert_cache *lay_out(struct carve *carve, const struct container 
 {
     const uint32_t records = (uint32_t)record_count(c), batch = batch_max(c);
     struct expert_cache *x = carve_take(carve, sizeof *x);
-    uint32_t *first = carve_take(carve, c->bank_count * sizeof *first);
+    uint32_t *first = carve_take(carve, (c->bank_count + 1) * sizeof *first);
     uint32_t *buffer_of = carve_take(carve, records * sizeof *buffer_of);
     uint8_t *verified = carve_take(carve, records / 8 + 1);
     struct direct_file *files = carve_take(carve, c->bank_count * sizeof *files);
@@ -62,7 +62,8 @@ static struct expert_cache *lay_out(struct carve *carve, const struct container 
     struct cache_wanted *pending = carve_take(carve, (size_t)o->lanes * batch * sizeof *pending);
     struct cache_waiting *waiting = carve_take(carve, (size_t)o->lanes * batch * sizeof *waiting);
     struct cache_policy policy;
-    cache_policy_init(&policy, carve, records, useful_slots(c, o), o->working_set, o->policy);
+    cache_policy_init(&policy, carve, first, c->bank_count, records, useful_slots(c, o),
+                      o->working_set, o->policy);
     if (carve->base == NULL) return NULL;
 
     x->first = first;
@@ -72,20 +73,20 @@ static struct expert_cache *lay_out(struct carve *carve, const struct container 
     x->buffer = buffer;
     x->lane = lane;
     x->policy = policy;
-    x->slots = useful_slots(c, o);
+    x->slots = x->open = x->capacity = useful_slots(c, o);
     x->buffers = buffers;
     x->lanes = o->lanes;
     x->transient = o->transient;
-    x->free_slot = x->free_transient = NO_BUFFER;
-    for (uint32_t i = 0, n = 0; i < c->bank_count; n += c->banks[i++].experts) {
-        first[i] = n;
+    for (uint32_t i = 0; i < sizeof x->free / sizeof x->free[0]; i++) x->free[i] = NO_BUFFER;
+    for (uint32_t i = 0; i < c->bank_count; i++) {
+        first[i + 1] = first[i] + c->banks[i].experts;
         files[i].fd = -1;
     }
     for (uint32_t i = 0; i < records; i++) buffer_of[i] = NO_BUFFER;
     for (uint32_t i = buffers; i-- > 0;) {
-        uint32_t *head = i < x->slots ? &x->free_slot : &x->free_transient;
-        buffer[i].next_free = *head;
-        *head = i;
+        buffer[i].kind = i < x->slots ? BUFFER_SLOT : BUFFER_TRANSIENT;
+        buffer[i].next_free = x->free[buffer[i].kind];
+        x->free[buffer[i].kind] = i;
     }
     for (uint32_t i = 0; i < o->lanes; i++) {
         lane[i].pending = pending + (size_t)i * batch;
@@ -129,8 +130,8 @@ hr_status expert_cache_create(struct container *c, const struct cache_options *o
     x->verify = o->verify;
     x->random = o->shuffle_seed;
     x->slot_bytes = (size_t)expert_cache_slot_bytes(c);
-    x->stats.slots = x->slots;
     pthread_mutex_init(&x->lock, NULL);
+    pthread_cond_init(&x->closed, NULL);
     for (uint32_t i = 0; i < x->lanes; i++) pthread_cond_init(&x->lane[i].progress, NULL);
 
     hr_status s = HR_OK;
@@ -167,8 +168,9 @@ void expert_cache_free(struct expert_cache *x)
     reader_free(x->reader);
     for (uint32_t i = 0; i < x->container->bank_count; i++) direct_file_close(&x->files[i]);
     for (uint32_t i = 0; i < x->lanes; i++) pthread_cond_destroy(&x->lane[i].progress);
+    pthread_cond_destroy(&x->closed);
     pthread_mutex_destroy(&x->lock);
-    mem_free(x->budget, x->arena, x->arena_bytes);
+    mem_free_returned(x->budget, x->arena, x->arena_bytes, x->returned);
     mem_free(x->budget, x, x->bytes);
 }
 
@@ -177,6 +179,7 @@ void expert_cache_stats(const struct expert_cache *x, struct cache_stats *out)
     pthread_mutex_t *lock = &((struct expert_cache *)x)->lock;
     pthread_mutex_lock(lock);
     *out = x->stats;
+    out->slots = x->open;
     pthread_mutex_unlock(lock);
 }
 

@@ -16,81 +16,6 @@ static uint32_t random_below(struct expert_cache *x, uint32_t n)
     return x->random % n;
 }
 
-static uint32_t record_of(const struct expert_cache *x, const struct cache_buffer *f)
-{
-    return x->first[f->bank] + f->expert;
-}
-
-static bool is_slot(const struct expert_cache *x, uint32_t b)
-{
-    return b < x->slots;
-}
-
-static void empty_buffer(struct expert_cache *x, uint32_t b)
-{
-    struct cache_buffer *f = &x->buffer[b];
-    uint32_t *head = is_slot(x, b) ? &x->free_slot : &x->free_transient;
-    x->buffer_of[record_of(x, f)] = NO_BUFFER;
-    if (is_slot(x, b)) x->stats.used--;
-    f->state = BUFFER_EMPTY;
-    f->next_free = *head;
-    *head = b;
-}
-
-static uint32_t pop_free(struct expert_cache *x, uint32_t *head)
-{
-    const uint32_t b = *head;
-    if (b != NO_BUFFER) *head = x->buffer[b].next_free;
-    return b;
-}
-
-static void lease(struct expert_cache *x, struct cache_lane *l, uint32_t b)
-{
-    struct cache_buffer *f = &x->buffer[b];
-    if (!is_slot(x, b))
-        l->transient_held++;
-    else if (f->leases == 0)
-        cache_policy_withdraw(&x->policy, b);
-    f->leases++;
-    x->stats.leases++;
-}
-
-static void unlease(struct expert_cache *x, struct cache_lane *l, uint32_t b)
-{
-    struct cache_buffer *f = &x->buffer[b];
-    if (!is_slot(x, b)) l->transient_held--;
-    x->stats.leases--;
-    if (--f->leases > 0) return;
-    if (f->state != BUFFER_READY || !is_slot(x, b))
-        empty_buffer(x, b);
-    else
-        cache_policy_offer(&x->policy, b, record_of(x, f));
-}
-
-static bool may_lease(const struct expert_cache *x, const struct cache_lane *l, uint32_t b)
-{
-    return is_slot(x, b) || l->transient_held < x->transient;
-}
-
-/* A buffer for a record that is nowhere: a free slot, the coldest slot if the record is worth it,
- * a transient buffer of this lane's share, and only then the coldest slot all the same. */
-static uint32_t take_buffer(struct expert_cache *x, struct cache_lane *l, uint32_t record)
-{
-    uint32_t b = pop_free(x, &x->free_slot);
-    if (b != NO_BUFFER) return b;
-    const uint32_t coldest = cache_policy_coldest(&x->policy);
-    if ((coldest == NO_SLOT || !cache_policy_admits(&x->policy, record)) &&
-        l->transient_held < x->transient) {
-        b = pop_free(x, &x->free_transient);
-        if (b != NO_BUFFER) return b;
-    }
-    if (coldest == NO_SLOT) return NO_BUFFER;
-    cache_policy_withdraw(&x->policy, coldest);
-    empty_buffer(x, coldest);
-    x->stats.evictions++;
-    return pop_free(x, &x->free_slot);
-}
-
 static void start_read(struct expert_cache *x, uint32_t b, uint32_t bank, uint32_t expert)
 {
     struct cache_buffer *f = &x->buffer[b];
@@ -102,7 +27,7 @@ static void start_read(struct expert_cache *x, uint32_t b, uint32_t bank, uint32
                (x->verify == HR_VERIFY_FIRST && !(x->verified[record / 8] >> (record % 8) & 1));
     x->buffer_of[record] = b;
     x->stats.misses++;
-    if (is_slot(x, b))
+    if (f->kind == BUFFER_SLOT)
         x->stats.used++;
     else
         x->stats.transient_reads++;
@@ -119,8 +44,9 @@ static void forget_waiting(struct cache_lane *l, uint32_t i)
     memmove(&l->waiting[i], &l->waiting[i + 1], (l->waiting_count - i) * sizeof l->waiting[i]);
 }
 
-/* Gives as many pending items a buffer as there are, in disk order. */
-static void submit(struct expert_cache *x, struct cache_lane *l)
+/* Gives as many pending items a buffer as there are, in disk order; with `insist` at least one while
+ * nothing is on its way. */
+static void submit(struct expert_cache *x, struct cache_lane *l, bool insist)
 {
     uint32_t i = 0, kept = 0;
     if (l->failed) return;
@@ -128,20 +54,20 @@ static void submit(struct expert_cache *x, struct cache_lane *l)
         const struct cache_wanted w = l->pending[i];
         const uint32_t record = x->first[l->bank] + w.expert;
         uint32_t b = x->buffer_of[record];
-        if (b != NO_BUFFER && !may_lease(x, l, b)) {
+        if (b != NO_BUFFER && !cache_may_lease(x, l, b)) {
             l->pending[kept++] = w;
             continue;
         }
         if (b != NO_BUFFER) { /* another lane had it read meanwhile */
-            lease(x, l, b);
+            cache_lease_buffer(x, l, b);
             x->stats.hits++;
             wait_for(l, w, b);
             continue;
         }
-        b = take_buffer(x, l, record);
+        b = cache_take_buffer(x, l, l->bank, record, insist && l->waiting_count == 0);
         if (b == NO_BUFFER) break;
         start_read(x, b, l->bank, w.expert);
-        lease(x, l, b);
+        cache_lease_buffer(x, l, b);
         wait_for(l, w, b);
         reader_submit(x->reader, b);
     }
@@ -166,7 +92,7 @@ static void fail_waiters(struct expert_cache *x, uint32_t b, const hr_error *err
             forget_waiting(l, j);
             if (!l->failed) l->error = *error;
             l->failed = true;
-            unlease(x, l, b);
+            cache_unlease_buffer(x, l, b);
         }
     }
 }
@@ -176,7 +102,7 @@ void cache_read_record(void *cache, uint32_t b)
     struct expert_cache *x = cache;
     struct cache_buffer *f = &x->buffer[b];
     const struct bank_entry *bank = &x->container->banks[f->bank];
-    uint8_t *record = x->arena + (size_t)b * x->slot_bytes;
+    uint8_t *record = cache_bytes_of(x, b);
     const bool check = f->check;
     uint64_t retries = 0;
     hr_error error = {0};
@@ -194,7 +120,7 @@ void cache_read_record(void *cache, uint32_t b)
     }
     const uint32_t number = f->bank;
     if (s == HR_OK) {
-        const uint32_t r = record_of(x, f);
+        const uint32_t r = cache_record_of(x, f);
         f->state = BUFFER_READY;
         if (check) {
             x->verified[r / 8] |= (uint8_t)(1u << (r % 8));
@@ -238,8 +164,9 @@ static hr_status check_batch(const struct expert_cache *x, const struct cache_la
 }
 
 void cache_begin(struct expert_cache *x, uint32_t lane, uint32_t bank, const uint32_t *experts,
-                 uint32_t n)
+                 uint32_t n, const struct cache_uses *uses)
 {
+    static const uint32_t zero = 0;
     if (lane >= x->lanes) return; /* cache_next says so */
     struct cache_lane *l = &x->lane[lane];
     pthread_mutex_lock(&x->lock);
@@ -249,20 +176,28 @@ void cache_begin(struct expert_cache *x, uint32_t lane, uint32_t bank, const uin
         return;
     }
     l->bank = bank;
+    cache_policy_turn(&x->policy, bank, uses ? uses->chunk : 1);
     for (uint32_t i = 0; i < n; i++) {
         const struct cache_wanted w = {experts[i], i};
         const uint32_t record = x->first[bank] + w.expert, b = x->buffer_of[record];
-        if (b != NO_BUFFER && may_lease(x, l, b)) {
-            lease(x, l, b);
+        struct cache_request request = {bank, record, &zero, 1, 1};
+        if (uses) {
+            const uint32_t first = uses->first[w.expert];
+            request.token = uses->token + first;
+            request.tokens = uses->first[w.expert + 1] - first;
+            request.chunk = uses->chunk;
+        }
+        if (b != NO_BUFFER && cache_may_lease(x, l, b)) {
+            cache_lease_buffer(x, l, b);
             x->stats.hits++;
             wait_for(l, w, b);
         } else {
             l->pending[l->pending_count++] = w;
         }
-        cache_policy_touch(&x->policy, record);
+        cache_policy_touch(&x->policy, &request);
     }
     sort_by_expert(l->pending, l->pending_count);
-    submit(x, l);
+    submit(x, l, false);
     pthread_mutex_unlock(&x->lock);
 }
 
@@ -294,7 +229,7 @@ static hr_status next(struct expert_cache *x, struct cache_lane *l, bool block,
                       struct cache_lease *out, bool *got, double *waited, hr_error *err)
 {
     for (;;) {
-        submit(x, l);
+        submit(x, l, block);
         if (l->failed) {
             if (err != NULL) *err = l->error;
             return (hr_status)l->error.code;
@@ -305,7 +240,7 @@ static hr_status next(struct expert_cache *x, struct cache_lane *l, bool block,
             *out = (struct cache_lease){
                 .bank = l->bank,
                 .expert = w.expert,
-                .record = x->arena + (size_t)w.buffer * x->slot_bytes,
+                .record = cache_bytes_of(x, w.buffer),
                 .buffer = w.buffer,
                 .tag = w.tag,
             };
@@ -341,8 +276,8 @@ void cache_release(struct expert_cache *x, uint32_t lane, const struct cache_lea
     struct cache_lane *l = &x->lane[lane];
     pthread_mutex_lock(&x->lock);
     if (x->buffer[given->buffer].leases > 0) {
-        unlease(x, l, given->buffer);
-        submit(x, l);
+        cache_unlease_buffer(x, l, given->buffer);
+        submit(x, l, false);
     }
     pthread_mutex_unlock(&x->lock);
 }
@@ -355,7 +290,7 @@ static void cancel_queued(struct expert_cache *x, struct cache_lane *l)
         if (x->buffer[b].state != BUFFER_READING || x->buffer[b].leases > 1) continue;
         if (!reader_cancel(x->reader, b)) continue;
         forget_waiting(l, i);
-        unlease(x, l, b);
+        cache_unlease_buffer(x, l, b);
     }
 }
 
@@ -374,14 +309,7 @@ void cache_abort(struct expert_cache *x, uint32_t lane)
     l->pending_count = 0;
     cancel_queued(x, l);
     while (is_reading(x, l)) sleep_until_progress(x, l);
-    while (l->waiting_count > 0) unlease(x, l, l->waiting[--l->waiting_count].buffer);
+    while (l->waiting_count > 0) cache_unlease_buffer(x, l, l->waiting[--l->waiting_count].buffer);
     l->failed = false;
-    pthread_mutex_unlock(&x->lock);
-}
-
-void cache_tick(struct expert_cache *x, uint32_t tokens)
-{
-    pthread_mutex_lock(&x->lock);
-    cache_policy_tick(&x->policy, tokens);
     pthread_mutex_unlock(&x->lock);
 }

@@ -4,8 +4,8 @@
  * gets leases, waits for them to be ready in whatever order they land, computes, releases.
  *   - A leased record is never evicted or overwritten.
  *   - Hits of a request are leased before any victim is chosen (batch-aware).
- *   - When every slot is leased or in flight, a miss takes a transient buffer of the caller's
- *     lane; when those are busy too, cache_request leaves the rest for a later call.
+ *   - A miss that is colder than every slot, or that finds all leased or in flight, takes a transient
+ *     buffer of the caller's lane; when those are busy too, the rest waits for a later call.
  *   - Never holds more than the bytes given at creation.
  */
 #ifndef STORE_EXPERT_CACHE_H
@@ -39,20 +39,31 @@ struct cache_lease {
     uint32_t tag;          /* the caller's: index into its own request list */
 };
 
+/* Which tokens of a chunk use each expert: token[first[e]] .. token[first[e + 1] - 1], at least one,
+ * ascending. What the last tokens use is the warmest. */
+struct cache_uses {
+    uint32_t chunk;
+    const uint32_t *first, *token;
+};
+
 hr_status expert_cache_create(struct container *c, const struct cache_options *o,
                               struct mem_budget *b, struct expert_cache **out, hr_error *err);
 void expert_cache_free(struct expert_cache *x);
 /* Bytes that expert_cache_create allocates for these options: plans use it. */
 uint64_t expert_cache_cost(const struct container *c, const struct cache_options *o);
+/* Slots in use from now on, at most as many as created. The others' memory goes back to the system,
+ * the coldest first; what is leased follows when it is released, and `wait` waits for that. */
+void expert_cache_resize(struct expert_cache *x, uint32_t capacity, bool wait);
 /* Bytes of one slot. */
 uint64_t expert_cache_slot_bytes(const struct container *c);
 
 /* Begins a layer: `experts` are n distinct ids of `bank` (any order). Leases all hits, then
  * submits reads for as many misses as there are buffers, in disk order. Everything leased here
  * or later must be delivered by cache_next and released. One open batch per lane. A wrong call
- * (unknown bank or expert, a batch still open) is reported by the lane's next cache_next. */
+ * (unknown bank or expert, a batch still open) is reported by the lane's next cache_next. `uses`
+ * NULL: one token wants them all. */
 void cache_begin(struct expert_cache *x, uint32_t lane, uint32_t bank, const uint32_t *experts,
-                 uint32_t n);
+                 uint32_t n, const struct cache_uses *uses);
 /* The next ready record of the batch, blocking when none is ready and reads are in flight.
  * `block` = false returns *got = false instead of waiting. *got = false with block = true means
  * the batch is finished. A failed read returns its error; cache_abort must follow. Submits
@@ -65,9 +76,6 @@ void cache_release(struct expert_cache *x, uint32_t lane, const struct cache_lea
 /* Ends a batch early: waits for its reads in flight, drops all its undelivered leases. Leases
  * delivered but not released must be released by the caller. */
 void cache_abort(struct expert_cache *x, uint32_t lane);
-/* Once per forward pass (token chunk): time for the decayed-frequency policy. */
-void cache_tick(struct expert_cache *x, uint32_t tokens);
-
 /* hits + misses: requests given a buffer; a request that joins a read in flight is a hit. */
 struct cache_stats {
     uint64_t hits, misses, reads, bytes_read, retries, verified, evictions, transient_reads;

@@ -273,6 +273,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "hr_isa_name": (c.c_char_p, [_u32]),
     "hr_model_params_init": (None, [c.POINTER(hr_model_params)]),
     "hr_model_open": (c.c_int, [c.c_char_p, c.POINTER(hr_model_params), c.POINTER(_model_p), _error_p]),
+    "hr_model_set_ram": (c.c_int, [_model_p, _u64, _error_p]),
     "hr_model_close": (None, [_model_p]),
     "hr_model_get_info": (c.c_int, [_model_p, c.POINTER(hr_model_info), _error_p]),
     "hr_plan": (c.c_int, [c.c_char_p, c.POINTER(hr_model_params), c.POINTER(hr_plan_result), _error_p]),

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _abi
-from ._params import (DEFAULT_CTX, GenerateParams, id_array, ids_pointer, model_params, path_bytes)
+from ._params import (DEFAULT_CTX, GenerateParams, id_array, ids_pointer, model_params, parse_size,
+                      path_bytes)
 from ._worker import DONE, STOP, Call, Worker
 from .errors import UsageError, check
 from .generation import FINISH_REASONS, Generation, Stats, Token
@@ -263,6 +264,17 @@ class Model:
         check(self._short(lambda lib, model: lib.hr_get_stats(
             model, ctypes.byref(raw), ctypes.byref(error))), error)
         return Stats.from_c(raw)
+
+    def set_ram(self, ram: int | str) -> None:
+        """Lowers the budget, or raises it again up to what the model was opened with.
+
+        The expert cache gives or takes the difference, also while another thread evaluates.
+        Raises HeadraceMemoryError when `ram` is below what the model takes without a cache.
+        """
+        error = _abi.hr_error()
+        size = parse_size(ram)
+        check(self._short(lambda lib, model: lib.hr_model_set_ram(
+            model, size, ctypes.byref(error))), error)
 
     def plan(self, **changes: Any) -> Plan:
         """What this model needs with its settings, or with some of them changed."""

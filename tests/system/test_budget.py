@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -82,6 +83,7 @@ def test_below_the_floor_is_refused_with_the_floor(headrace, model_dir):
 
 READER = """
 import sys
+import threading
 sys.path[:0] = [{python!r}]
 import headrace
 headrace.use_library({library!r})
@@ -113,3 +115,65 @@ def test_bytes_read_are_what_the_kernel_counts(headrace, build_dir, model_bf16):
         pytest.skip("the kernel counts no reads of this file system")
     assert int(reported) > 0
     assert abs(int(kernel) - int(reported)) <= 0.01 * int(reported)
+
+
+def test_a_lowered_budget_gives_memory_back(headrace, model_bf16):
+    """The cache shrinks for real, serves what it still can, and grows again."""
+    ram = levels(headrace, model_bf16)["all"] + (32 << 20)
+    with headrace.Model(model_bf16, ctx=512, ram=ram, threads=1, chunk=16) as model:
+        ids = model.tokenize(PROMPTS[2])
+        expected = model.logits(ids).tobytes()
+        full = model.stats
+        before = resident(os.getpid())
+        least = full.memory_limit - full.cache_bytes
+        lowered = model.plan().total - full.cache_bytes * 3 // 4
+        model.set_ram(lowered)
+        after, now = resident(os.getpid()), model.stats
+        freed = full.cache_bytes - now.cache_bytes
+        assert freed >= full.cache_bytes * 7 // 10
+        assert now.cache_used <= now.cache_slots < full.cache_slots
+        assert full.memory_used - now.memory_used == freed
+        assert now.memory_limit == lowered >= now.memory_used
+        used = full.cache_used * full.cache_bytes // full.cache_slots - now.cache_bytes
+        assert before - after >= used * 9 // 10 > 0
+        assert model.logits(ids).tobytes() == expected
+        assert model.stats.memory_used == now.memory_used
+
+        with pytest.raises(headrace.HeadraceMemoryError) as refused:
+            model.set_ram(1 << 20)
+        named = [int(word) for word in refused.value.detail.split() if word.isdigit()]
+        assert any(n <= least for n in named if n > 1 << 20)
+        model.set_ram("1TiB")
+        assert model.stats.memory_limit == full.memory_limit
+        assert model.stats.cache_slots == full.cache_slots
+        assert model.logits(ids).tobytes() == expected
+        reads = model.stats.reads
+        assert model.logits(ids).tobytes() == expected and model.stats.reads == reads
+
+
+def test_the_budget_moves_while_a_text_is_generated(headrace, model_bf16):
+    sizes = levels(headrace, model_bf16)
+    with headrace.Model(model_bf16, ctx=512, ram=sizes["all"], threads=1) as model:
+        expected = model.generate(PROMPTS[0], max_tokens=120, ignore_stop_ids=True).ids
+        steps = iter(range(10**6))
+
+        def move(_token) -> bool:
+            model.set_ram(sizes["all"] if next(steps) % 2 else sizes["quarter"] + (1 << 20))
+            return True
+
+        done = threading.Event()
+
+        def shake() -> None:
+            while not done.wait(0.001):
+                move(None)
+
+        shaker = threading.Thread(target=shake)
+        shaker.start()
+        try:
+            made = model.generate(PROMPTS[0], max_tokens=120, ignore_stop_ids=True, on_token=move)
+        finally:
+            done.set()
+            shaker.join()
+        assert made.ids == expected
+        assert made.stats.reads > 0, "what was given up is read again"
+        assert model.stats.leases == 0

@@ -80,7 +80,6 @@ def test_every_size_delivers_the_file(container, store, policy, slots, shuffle) 
                 s = cache.stats()
                 assert s["leases"] == 0
                 assert s["used"] <= s["slots"] == min(slots, LAYERS * EXPERTS)
-            cache.tick()
         assert s["hits"] + s["misses"] == asked
         assert s["misses"] == s["reads"] and s["bytes_read"] == s["reads"] * store.size
         if slots == 0:
@@ -130,54 +129,6 @@ def test_hits_of_a_batch_are_safe_from_its_misses(container) -> None:
         cache.run(0, [1, 2, 3, 6])
         assert cache.stats()["hits"] - before["hits"] == 1
         assert cache.stats()["reads"] - before["reads"] == 3
-
-
-def replay(container, slots: int, policy: int, tokens: int = 120) -> int:
-    """Hits of a skewed routing trace: some experts of every layer are chosen more often."""
-    rng = random.Random(11)
-    weights = [1 / (i + 1) for i in range(EXPERTS)]
-    orders = [rng.sample(range(EXPERTS), EXPERTS) for _ in range(LAYERS)]
-    with Cache(container, slots, policy=policy, working_set=WORKING_SET, transient=TOP_K) as cache:
-        for _ in range(tokens):
-            for bank in range(LAYERS):
-                chosen: set[int] = set()
-                while len(chosen) < TOP_K:
-                    chosen.add(rng.choices(orders[bank], weights)[0])
-                cache.run(bank, sorted(chosen))
-            cache.tick()
-        return cache.stats()["hits"]
-
-
-def test_frequency_beats_recency_below_a_working_set(container) -> None:
-    slots, asked = WORKING_SET // 2, 120 * WORKING_SET
-    lru, lfu = replay(container, slots, LRU), replay(container, slots, LFU)
-    assert lru < 0.02 * asked, "a cyclic sweep defeats recency"
-    assert lfu > 0.15 * asked
-    assert replay(container, slots, AUTO) == lfu
-
-
-def test_auto_takes_recency_at_one_working_set(container) -> None:
-    for slots in (WORKING_SET, WORKING_SET * 3 // 2):
-        assert replay(container, slots, AUTO, 60) == replay(container, slots, LRU, 60)
-    # above, frequency with a shorter half-life than the explicit policy
-    asked = 60 * WORKING_SET
-    assert replay(container, WORKING_SET * 2, AUTO, 60) > 0.5 * asked
-
-
-def test_old_frequency_decays(container) -> None:
-    """What was hot long ago gives way to what is used now."""
-    with Cache(container, 2, policy=LFU, transient=2) as cache:
-        for _ in range(30):
-            cache.run(0, [0, 1])
-            cache.tick()
-        cache.run(0, [2])
-        assert cache.stats()["evictions"] == 0, "a newcomer is colder than both"
-        cache.tick(16 * 12)
-        cache.run(0, [2])
-        assert cache.stats()["evictions"] == 1
-        before = cache.stats()["reads"]
-        cache.run(0, [2])
-        assert cache.stats()["reads"] == before
 
 
 def test_without_slots_a_lane_must_release_first(container, store) -> None:
@@ -485,6 +436,7 @@ def machine(container, store):
         @rule(slots=st.sampled_from([0, 1, TOP_K - 1, TOP_K, 30]),
               policy=st.sampled_from([LRU, LFU]), shuffle=st.integers(0, 3))
         def create(self, slots, policy, shuffle) -> None:
+            self.slots = slots
             self.cache = Cache(container, slots, lanes=self.lanes, transient=self.transient,
                                policy=policy, shuffle=shuffle, working_set=WORKING_SET)
 
@@ -504,7 +456,7 @@ def machine(container, store):
                 x = self.cache.next(lane, block)
             except StoreError as error:
                 assert error.code == USAGE and block and self.todo[lane]
-                own = sum(x.raw.buffer >= self.cache.stats()["slots"] for x in self.held[lane])
+                own = sum(x.raw.buffer >= self.slots for x in self.held[lane])
                 assert own == self.transient, "a free transient buffer was not used"
                 return
             if x is None:
@@ -527,15 +479,16 @@ def machine(container, store):
             self.todo[lane] = set()
 
         @precondition(lambda self: self.cache is not None)
-        @rule(tokens=st.integers(1, 40))
-        def tick(self, tokens) -> None:
-            self.cache.tick(tokens)
+        @rule(slots=st.sampled_from([0, 1, TOP_K, 30]))
+        def resize(self, slots) -> None:
+            self.cache.resize(slots)
 
         @invariant()
         def promises(self) -> None:
             if self.cache is None:
                 return
             s = self.cache.stats()
+            assert self.cache.budget.used == self.cache.cost() - (self.slots - s["slots"]) * store.size
             held = sum(len(h) for h in self.held)
             assert s["used"] <= s["slots"]
             assert held <= s["leases"] <= held + sum(len(t) for t in self.todo)

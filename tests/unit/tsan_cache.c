@@ -18,6 +18,7 @@ enum { LANES = 4, BATCH_MAX = 64, HELD_MAX = 3 };
 
 static struct container *container;
 static struct expert_cache *cache;
+static uint32_t slots; /* of the cache */
 static uint32_t batches = 200, seed = 1;
 static _Atomic uint32_t broken; /* record number whose reads fail for good, 0 = none */
 static _Atomic uint32_t dice_state = 12345;
@@ -69,7 +70,7 @@ static void one_batch(uint32_t lane, uint32_t *random)
     for (uint32_t e = roll(random) % 3; e < all && n < most; e += 1 + roll(random) % 3)
         experts[n++] = e;
 
-    cache_begin(cache, lane, bank, experts, n);
+    cache_begin(cache, lane, bank, experts, n, NULL);
     for (uint32_t taken = 0;; taken++) {
         bool got;
         double waited = 0;
@@ -114,14 +115,14 @@ static void *run_lane(void *arg)
         struct cache_stats stats;
         if (lane == 0) atomic_store(&broken, i % 8 == 5 ? 2 : 0);
         one_batch(lane, &random);
-        cache_tick(cache, 1 + roll(&random) % 4);
+        if (lane == 1 && i % 16 == 7) expert_cache_resize(cache, roll(&random) % (slots + 1), roll(&random) % 2);
         expert_cache_stats(cache, &stats);
         if (stats.used > stats.slots) atomic_fetch_add(&wrong, 1);
     }
     return NULL;
 }
 
-static int round_of(uint32_t slots, int32_t policy, int32_t verify, uint32_t shuffle)
+static int round_of(int32_t policy, int32_t verify, uint32_t shuffle)
 {
     hr_error err = {0};
     struct mem_budget budget;
@@ -166,8 +167,9 @@ int main(int argc, char **argv)
     }
     direct_io_set_pread(bad_drive);
     for (uint32_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        bad |= round_of(sizes[i], HR_CACHE_LFU, HR_VERIFY_ALWAYS, 0);
-        bad |= round_of(sizes[i], HR_CACHE_LRU, HR_VERIFY_FIRST, seed + i);
+        slots = sizes[i];
+        bad |= round_of(HR_CACHE_LFU, HR_VERIFY_ALWAYS, 0);
+        bad |= round_of(HR_CACHE_LRU, HR_VERIFY_FIRST, seed + i);
     }
     direct_io_set_pread(NULL);
     container_close(container);
