@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import codebooks
+from . import codebooks, paths
 from .calibration import LayerErrors, capture, check_reference, layer_errors, read_text
 from .errors import EXIT_USAGE, ConvertError
 from .importance import Importance
@@ -107,11 +107,11 @@ def _remembered(
     if target is None:
         return None
     try:
-        if (target / LOG).exists():
-            old = json.loads((target / LOG).read_bytes().split(b"\n")[0])
+        if paths.exists(target / LOG):
+            old = json.loads(paths.read_bytes(target / LOG).split(b"\n")[0])
             options, source, converter = old["options"], old["source"], old["converter"]
         else:
-            old = json.loads((target / "manifest.json").read_bytes())["provenance"]
+            old = json.loads(paths.read_bytes(target / "manifest.json"))["provenance"]
             options = {**old["options"], "allocation": old["allocation"]}
             source, converter = None, old["converter"]
             shards = [{k: s[k] for k in ("name", "bytes", "header_sha256")} for s in old["shards"]]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from . import codebooks
+from . import codebooks, paths
 from .errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertError
 from .preflight import Bank, Preflight
 from .quantise import decode, matrix_bytes
@@ -56,10 +56,10 @@ class _Gathered:
 def read_text(path: Path) -> bytes:
     """A calibration text. Raises ConvertError."""
     require_regular(path)
-    size = path.stat().st_size
+    size = paths.size(path)
     if size > MAX_TEXT_BYTES:
         raise ConvertError(f"{path}: {size} bytes is more than a calibration text may have", EXIT_USAGE)
-    return path.read_bytes()
+    return paths.read_bytes(path)
 
 
 def check_reference(reference: Path, pre: Preflight) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .. import __version__
-from . import allocation, importance
+from . import allocation, importance, paths
 from .errors import EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertError
 from .options import EFFORTS, EXPERT_CHOICES, RVQ_CODECS, TRUNK_CODECS, Options
 from .preflight import Preflight, check_places, plan_report, preflight
@@ -385,7 +385,7 @@ def _run(args: argparse.Namespace) -> int:
             EXIT_MEMORY,
         )
     result: dict[str, object] = {"target": str(target), "output_bytes": sum(pre.files().values())}
-    if target.is_dir() and not args.overwrite and already_converted(pre, target):
+    if paths.is_directory(target) and not args.overwrite and already_converted(pre, target):
         result["already_converted"] = True
         if not args.quiet:
             print(
@@ -424,7 +424,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 130
     except OSError as error:
-        where = error.filename or args.source
+        where = error.filename or f"{args.source} -> {args.target}"
         print(f"headrace-convert: {where}: {error.strerror or error}", file=sys.stderr)
         return EXIT_IO
 

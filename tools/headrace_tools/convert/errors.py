@@ -21,3 +21,10 @@ class ConvertError(Exception):
         super().__init__(message)
         self.exit_code = exit_code
         self.faults = faults
+
+
+def as_fault(error: ConvertError) -> str:
+    """Its text, for a list of findings about the input. What the disk did is none: raised again."""
+    if error.exit_code == EXIT_IO:
+        raise error
+    return str(error)

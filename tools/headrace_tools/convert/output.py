@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,7 +111,10 @@ class OutputDirectory:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        os.close(self._lock)
+        try:
+            os.close(self._lock)
+        except OSError:
+            pass  # nothing was written through it, and what went wrong before must be told
 
     def start(self, overwrite: bool) -> None:
         """Takes up an unfinished conversion, or begins one in an empty directory.
@@ -207,7 +211,7 @@ class OutputDirectory:
             status = os.lstat(path)
         except OSError:
             return
-        if os.path.isfile(path) and not path.is_symlink() and status.st_size == record.get("bytes"):
+        if stat.S_ISREG(status.st_mode) and status.st_size == record.get("bytes"):
             self.done[name] = record
 
     # -- writing -----------------------------------------------------------------------------

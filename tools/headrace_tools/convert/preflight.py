@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from . import codebooks, families
+from . import codebooks, families, paths
 from .decoders import SourceTensor
-from .errors import EXIT_BAD_INPUT, EXIT_USAGE, ConvertError
+from .errors import EXIT_BAD_INPUT, EXIT_USAGE, ConvertError, as_fault
 from .families import BankSpec, ModelPlan, Piece, TensorSpec
 from .native import native_codec_of_all
 from .options import RVQ_CODECS, Options
@@ -413,7 +413,7 @@ def _tokenizer(pre: Preflight) -> None:
         pre.notes.append("converted without tokenizer: token ids only")
         return
     ranks = pre.source / "tiktoken.model"
-    if not path.exists() and not path.is_symlink() and not ranks.is_file():
+    if not paths.is_listed(path) and not paths.is_file(ranks):
         pre.faults.append(
             f"{path}: is missing (--no-tokenizer makes a container for token ids only)"
         )
@@ -423,7 +423,7 @@ def _tokenizer(pre: Preflight) -> None:
     try:
         build = compile_tokenizer(pre.source, pre.plan.vocab_size)
     except ConvertError as error:
-        pre.faults.append(str(error))
+        pre.faults.append(as_fault(error))
         return
     pre.tokenizer = bytes(build.data)
     pre.notes += build.notes
@@ -432,24 +432,24 @@ def _tokenizer(pre: Preflight) -> None:
 def _side_files(pre: Preflight) -> None:
     """Notes what a chat needs and the checkpoint lacks."""
     generation = None
-    if (pre.source / "generation_config.json").exists():
+    if paths.exists(pre.source / "generation_config.json"):
         try:
             generation = read_json_object(pre.source / "generation_config.json")
         except ConvertError as error:
-            pre.faults.append(str(error))
+            pre.faults.append(as_fault(error))
     else:
         pre.notes.append("generation_config.json is missing: stop ids come from config.json alone")
     _stop_ids(pre, generation)
     has_template = any(
-        (pre.source / n).exists() for n in ("chat_template.jinja", "chat_template.json")
+        paths.exists(pre.source / n) for n in ("chat_template.jinja", "chat_template.json")
     )
-    if not has_template and (pre.source / "tokenizer_config.json").exists():
+    if not has_template and paths.exists(pre.source / "tokenizer_config.json"):
         try:
             has_template = bool(
                 read_json_object(pre.source / "tokenizer_config.json").get("chat_template")
             )
         except ConvertError as error:
-            pre.faults.append(str(error))
+            pre.faults.append(as_fault(error))
     if not has_template:
         pre.notes.append("chat template is missing: the model can complete text, not chat")
 
@@ -467,8 +467,8 @@ def _identity(pre_source: Path, checkpoint: Checkpoint) -> dict[str, object]:
         "chat_template.json",
     ):
         path = pre_source / name
-        if path.is_file():
-            small[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        if paths.is_file(path):
+            small[name] = hashlib.sha256(paths.read_bytes(path)).hexdigest()
     shards = [
         {"name": s.name, "bytes": s.nbytes, "header_sha256": s.header_sha256}
         for s in checkpoint.shards
@@ -494,7 +494,7 @@ def preflight(source: Path, options: Options) -> Preflight:
         config = read_json_object(source / "config.json")
         family = families.detect(config, str(source / "config.json"))
     except ConvertError as error:
-        raise faults_error(source, [*checkpoint.faults, str(error)]) from None
+        raise faults_error(source, [*checkpoint.faults, as_fault(error)]) from None
     plan = family.plan(config, checkpoint.tensors)
     pre = Preflight(
         source, source_name(source), options, checkpoint, plan, _identity(source, checkpoint)
@@ -516,7 +516,7 @@ def preflight(source: Path, options: Options) -> Preflight:
 def free_bytes(target: Path) -> int:
     """Free bytes of the file system that holds (or will hold) `target`."""
     path = Path(os.path.abspath(target))
-    while not path.exists() and path != path.parent:
+    while not paths.exists(path) and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
 
@@ -526,7 +526,7 @@ def check_places(source: Path, target: Path) -> None:
     real_source, real_target = Path(os.path.realpath(source)), Path(os.path.realpath(target))
     if real_target == real_source or real_source in real_target.parents:
         raise ConvertError(f"{target}: must not be the source directory or inside it", EXIT_USAGE)
-    if os.path.lexists(target) and not target.is_dir():
+    if paths.is_listed(target) and not paths.is_directory(target):
         raise ConvertError(f"{target}: exists and is not a directory", EXIT_USAGE)
 
 

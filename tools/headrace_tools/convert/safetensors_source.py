@@ -11,14 +11,14 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from .errors import EXIT_IO, ConvertError
+from . import paths
+from .errors import EXIT_IO, ConvertError, as_fault
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_JSON_BYTES = 64 << 20
@@ -127,10 +127,10 @@ def parse_json(data: bytes, what: str) -> object:
 def read_json_object(path: Path) -> dict[str, object]:
     """A JSON file that holds one object. Raises ConvertError when it is missing or malformed."""
     require_regular(path)
-    size = path.stat().st_size
+    size = paths.size(path)
     if size > MAX_JSON_BYTES:
         raise ConvertError(f"{path}: {size} bytes is more than a configuration can have")
-    value = parse_json(path.read_bytes(), str(path))
+    value = parse_json(paths.read_bytes(path), str(path))
     if not isinstance(value, dict):
         raise ConvertError(f"{path}: must hold a JSON object")
     return value
@@ -140,29 +140,28 @@ def _unfinished_downloads(directory: Path) -> list[Path]:
     """`*.incomplete` files where the hub's client leaves them."""
     places = (directory, directory / "../../blobs", directory / ".cache/huggingface/download")
     return [
-        path for place in places if place.is_dir() for path in sorted(place.glob("*.incomplete"))
+        path
+        for place in places
+        if paths.is_directory(place)
+        for path in sorted(place.glob("*.incomplete"))
     ]
 
 
 def require_regular(path: Path) -> None:
     """Follows links; refuses what is missing, unfinished or no regular file."""
-    if path.is_symlink():
+    if paths.is_link(path):
         target = os.readlink(path)
-        if target.endswith(".incomplete") or not path.exists():
+        if target.endswith(".incomplete") or not paths.exists(path):
             raise ConvertError(
                 f"{path}: download not finished (the link points to {target!r}, which is "
-                f"{'incomplete' if path.exists() else 'missing'}); download the checkpoint again"
+                f"{'incomplete' if paths.exists(path) else 'missing'}); download the checkpoint again"
             )
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
+    if not paths.exists(path):
         hint = ""
         if unfinished := _unfinished_downloads(path.parent):
             hint = f": download not finished ({unfinished[0].name} is beside it)"
-        raise ConvertError(f"{path}: file is missing{hint}") from None
-    except OSError as error:
-        raise ConvertError(f"{path}: {error.strerror}", EXIT_IO) from None
-    if not stat.S_ISREG(mode):
+        raise ConvertError(f"{path}: file is missing{hint}")
+    if not paths.is_file(path):
         raise ConvertError(f"{path}: is not a regular file")
 
 
@@ -233,9 +232,9 @@ def read_header(
         require_regular(path)
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except ConvertError as error:
-        return None, [], [str(error)], notes
+        return None, [], [as_fault(error)], notes
     except OSError as error:
-        return None, [], [f"{path}: {error.strerror}"], notes
+        raise ConvertError(f"{path}: {error.strerror}", EXIT_IO) from None
     try:
         size = os.fstat(fd).st_size
         if size < 10:
@@ -253,8 +252,8 @@ def read_header(
                 notes,
             )
         raw = _pread(fd, length, 8, path)
-    except ConvertError as error:
-        return None, [], [str(error)], notes
+    except OSError as error:
+        raise ConvertError(f"{path}: {error.strerror}", EXIT_IO) from None
     finally:
         os.close(fd)
     try:
@@ -303,13 +302,13 @@ class Checkpoint:
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
         """Reads the headers of every shard. Raises ConvertError when there is no checkpoint."""
-        if not directory.exists():
+        if not paths.exists(directory):
             raise ConvertError(f"{directory}: no such directory")
-        if not directory.is_dir():
+        if not paths.is_directory(directory):
             raise ConvertError(f"{directory}: is not a directory; give the checkpoint's directory")
         self = cls(directory)
         index_path = directory / "model.safetensors.index.json"
-        if index_path.exists() or index_path.is_symlink():
+        if paths.is_listed(index_path):
             weight_map = self._read_index(index_path)
             names = sorted(set(weight_map.values()))
         else:
@@ -357,7 +356,7 @@ class Checkpoint:
     def _without_index(self) -> list[str]:
         single = self.directory / "model.safetensors"
         names = sorted(path.name for path in self.directory.glob("*.safetensors"))
-        if single.exists() or single.is_symlink():
+        if paths.is_listed(single):
             for name in names:
                 if name != single.name:
                     self.notes.append(f"{name}: ignored, model.safetensors is the checkpoint")
@@ -439,11 +438,7 @@ class Checkpoint:
 
     def file_sha256(self, shard: str) -> str:
         """SHA-256 of a whole shard (reads all of it)."""
-        digest = hashlib.sha256()
-        with open(self.directory / shard, "rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-        return digest.hexdigest()
+        return paths.sha256(self.directory / shard)
 
 
 def blocks(total: int, step: int) -> Iterator[tuple[int, int]]:

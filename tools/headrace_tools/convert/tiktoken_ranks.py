@@ -13,7 +13,7 @@ import binascii
 from pathlib import Path
 from typing import Any
 
-from . import tokenizer_file
+from . import paths, tokenizer_file
 from .errors import ConvertError
 from .pre_tokenizer import compile_pattern
 from .tokenizer_file import MAX_IDS, Added, Merges, Model, TokenizerBuild
@@ -35,10 +35,7 @@ PATTERN = "|".join(BRANCHES)
 
 def read_ranks(path: Path) -> list[bytes]:
     """The byte string of each rank. Raises ConvertError naming the line that is wrong."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ConvertError(f"{path.name}: cannot be read: {error}") from None
+    lines = paths.read_bytes(path).split(b"\n")
     found: dict[int, bytes] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -90,8 +87,8 @@ def _check_pattern(source_dir: Path, config: dict[str, Any]) -> None:
         raise ConvertError(f"tokenizer_config.json: unsupported pat_str: not that of {_CLASS}")
     for path in sorted(source_dir.glob("tokenization_*.py")):
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
+            text = paths.read_bytes(path).decode("utf-8")
+        except ValueError as error:
             raise ConvertError(f"{path.name}: cannot be read: {error}") from None
         missing = [branch for branch in BRANCHES if branch not in text]
         if "pat_str" in text and missing:
@@ -122,7 +119,7 @@ def compile_ranks(source_dir: Path, vocab_size: int) -> TokenizerBuild:
     vocab_size: rows of the model's embedding; every id must be below it. Raises ConvertError.
     """
     config_path = source_dir / "tokenizer_config.json"
-    if not config_path.is_file():
+    if not paths.is_file(config_path):
         raise ConvertError(f"{FILE}: tokenizer_config.json is needed beside it")
     config = tokenizer_file.load_json(config_path)
     _check_pattern(source_dir, config)

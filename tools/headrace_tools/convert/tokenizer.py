@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import tiktoken_ranks, tokenizer_file, unicode_tables
+from . import paths, tiktoken_ranks, tokenizer_file, unicode_tables
 from .errors import ConvertError
 from .pre_tokenizer import compile_pre_tokenizer, refuse
 from .tokenizer_file import (
@@ -123,15 +123,15 @@ def compile_tokenizer(source_dir: Path, vocab_size: int) -> TokenizerBuild:
     not reproduce exactly.
     """
     ranks = source_dir / tiktoken_ranks.FILE
-    if (source_dir / "tokenizer.json").is_file():
+    if paths.is_file(source_dir / "tokenizer.json"):
         build = _compile_json(source_dir, vocab_size)
-        if ranks.is_file():
+        if paths.is_file(ranks):
             build.notes.append(f"{ranks.name} is not used: there is a tokenizer.json")
         return build
-    if ranks.is_file():
+    if paths.is_file(ranks):
         return tiktoken_ranks.compile_ranks(source_dir, vocab_size)
     others = sorted(path.name for path in source_dir.glob("*.tiktoken"))
-    if others or (source_dir / "tokenizer.model").is_file():
+    if others or paths.is_file(source_dir / "tokenizer.model"):
         raise ConvertError(f"{(others or ['tokenizer.model'])[0]}: not supported; a tokenizer.json "
                            f"or {ranks.name} is needed")
     raise ConvertError(f"{source_dir}: no tokenizer.json and no {ranks.name}")
@@ -140,7 +140,7 @@ def compile_tokenizer(source_dir: Path, vocab_size: int) -> TokenizerBuild:
 def _compile_json(source_dir: Path, vocab_size: int) -> TokenizerBuild:
     spec = tokenizer_file.load_json(source_dir / "tokenizer.json")
     config_path = source_dir / "tokenizer_config.json"
-    config = tokenizer_file.load_json(config_path) if config_path.is_file() else {}
+    config = tokenizer_file.load_json(config_path) if paths.is_file(config_path) else {}
     notes: list[str] = []
     if spec.get("truncation") is not None:
         notes.append("the truncation setting of tokenizer.json is not used")

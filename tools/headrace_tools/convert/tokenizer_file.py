@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..crc32c import crc32c
-from . import unicode_tables
+from . import paths, unicode_tables
 from .errors import ConvertError
 from .regex_compile import Programs
 
@@ -83,8 +83,8 @@ class Model:
 def load_json(path: Path) -> dict[str, Any]:
     """Reads an object; raises ConvertError."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(paths.read_bytes(path).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ConvertError(f"{path.name}: cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise ConvertError(f"{path.name}: not an object")

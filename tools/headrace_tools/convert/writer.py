@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import __version__
 from ..crc32c import crc32c
-from . import codebooks
+from . import codebooks, paths
 from .errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_USAGE, ConvertError
 from .families import Piece, TensorSpec
 from .four_bit import panel_bytes
@@ -403,13 +403,13 @@ def already_converted(pre: Preflight, target: Path) -> bool:
     """True when `target` is the finished container of this source and these options."""
     path = target / "manifest.json"
     if (
-        not path.is_file()
-        or (target / "conversion.log").exists()
-        or not (target / "manifest.sha256").is_file()
+        not paths.is_file(path)
+        or paths.exists(target / "conversion.log")
+        or not paths.is_file(target / "manifest.sha256")
     ):
         return False
     try:
-        old = json.loads(path.read_bytes())["provenance"]
+        old = json.loads(paths.read_bytes(path))["provenance"]
         options, shards = old["options"], old["shards"]
         if "allocation" in old:
             options = {**options, "allocation": old["allocation"]}
@@ -432,13 +432,9 @@ def already_converted(pre: Preflight, target: Path) -> bool:
 
 def check_files(target: Path) -> None:
     """Compares every file with manifest.sha256. Raises ConvertError (I/O) on a difference."""
-    for line in (target / "manifest.sha256").read_text().splitlines():
+    for line in paths.read_bytes(target / "manifest.sha256").decode().splitlines():
         expected, name = line.split("  ", 1)
-        digest = hashlib.sha256()
-        with open(target / name, "rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-        if digest.hexdigest() != expected:
+        if paths.sha256(target / name) != expected:
             raise ConvertError(
                 f"{target / name}: reads back differently than it was written", EXIT_IO
             )
@@ -500,7 +496,7 @@ def convert(
                 progress(files[codebooks.FILE])
 
             run(codebooks.FILE, fill_books)
-            pre.books = codebooks.read((target / codebooks.FILE).read_bytes(), pre.bank_codecs())
+            pre.books = codebooks.read(paths.read_bytes(target / codebooks.FILE), pre.bank_codecs())
         with ThreadPoolExecutor(max_workers=pre.workers()) as pool:
             for bank in pre.banks:
                 run(bank.file, lambda file, bank=bank: _write_bank(file, pre, bank, pool, progress))
