@@ -199,7 +199,8 @@ HR_API uint32_t hr_session_position(const hr_session *session);
 /* Writes the whole state to `path` (temporary file, fsync, rename; mode 0600). */
 HR_API hr_status hr_session_save(const hr_session *session, const char *path, hr_error *err);
 /* Replaces the state by the saved one. On any error (missing, damaged, from
- * another container, too long for ctx) the session is exactly as before. */
+ * another container, too long for ctx) the session is exactly as before; only a drive
+ * that fails while the state, already found sound, is read a second time poisons it. */
 HR_API hr_status hr_session_load(hr_session *session, const char *path, hr_error *err);
 /* A new session with a copy of the state; counts against max_sessions. */
 HR_API hr_status hr_session_fork(const hr_session *session, hr_session **out, hr_error *err);

@@ -7,28 +7,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/text_file.h"
+
 enum { LINE_MAX_BYTES = 16384 }; /* a line of mountinfo: two paths and the options */
-
-/* Reads one line without its newline; what does not fit is dropped. */
-static bool read_line(FILE *file, char *line, size_t capacity)
-{
-    if (!fgets(line, (int)capacity, file)) return false;
-    const size_t n = strlen(line);
-    if (n > 0 && line[n - 1] == '\n') {
-        line[n - 1] = '\0';
-        return true;
-    }
-    for (int c = getc(file); c != EOF && c != '\n'; c = getc(file)) {
-    }
-    return true;
-}
-
-static FILE *open_under(const char *root, const char *path)
-{
-    char full[CGROUP_PATH_MAX];
-    const int n = snprintf(full, sizeof full, "%s%s", root, path);
-    return n > 0 && (size_t)n < sizeof full ? fopen(full, "re") : NULL;
-}
 
 /* Whether the comma-separated list holds the word. */
 static bool list_has(const char *list, const char *word)
@@ -46,11 +27,11 @@ static bool list_has(const char *list, const char *word)
 /* /proc/self/cgroup: "id:controllers:path", the v2 hierarchy has no controllers. */
 static bool own_path(const char *root, const char *controller, char *out, size_t capacity)
 {
-    FILE *file = open_under(root, "/proc/self/cgroup");
-    if (!file) return false;
+    struct text_file file;
+    if (!text_file_open(&file, root, "/proc/self/cgroup")) return false;
     char line[LINE_MAX_BYTES];
     bool found = false;
-    while (!found && read_line(file, line, sizeof line)) {
+    while (!found && text_file_line(&file, line, sizeof line)) {
         char *controllers = strchr(line, ':');
         char *path = controllers ? strchr(controllers + 1, ':') : NULL;
         if (!path) continue;
@@ -63,7 +44,7 @@ static bool own_path(const char *root, const char *controller, char *out, size_t
             found = true;
         }
     }
-    (void)fclose(file);
+    text_file_close(&file);
     return found;
 }
 
@@ -158,14 +139,14 @@ bool cgroup_find(const char *root, const char *controller, struct cgroup_dir *ou
 {
     char path[CGROUP_PATH_MAX];
     if (!own_path(root, controller, path, sizeof path)) return false;
-    FILE *file = open_under(root, "/proc/self/mountinfo");
-    if (!file) return false;
+    struct text_file file;
+    if (!text_file_open(&file, root, "/proc/self/mountinfo")) return false;
 
     /* The mount that shows the process's own group is better than one that does not. */
     char line[LINE_MAX_BYTES];
     bool found = false, exact = false;
     struct cgroup_dir candidate;
-    while (!exact && read_line(file, line, sizeof line)) {
+    while (!exact && text_file_line(&file, line, sizeof line)) {
         struct mount mount;
         if (!parse_mount(line, controller, &mount)) continue;
         const char *tail = below(mount.source, path);
@@ -177,7 +158,7 @@ bool cgroup_find(const char *root, const char *controller, struct cgroup_dir *ou
             found = true;
         }
     }
-    (void)fclose(file);
+    text_file_close(&file);
     return found;
 }
 
@@ -191,11 +172,11 @@ bool cgroup_up(struct cgroup_dir *dir)
     return true;
 }
 
-static FILE *open_in(const struct cgroup_dir *dir, const char *file)
+static bool open_in(const struct cgroup_dir *dir, const char *name, struct text_file *file)
 {
-    char path[CGROUP_PATH_MAX + 64];
-    const int n = snprintf(path, sizeof path, "%s/%s", dir->path, file);
-    return n > 0 && (size_t)n < sizeof path ? fopen(path, "re") : NULL;
+    char tail[64];
+    const int n = snprintf(tail, sizeof tail, "/%s", name);
+    return n > 0 && (size_t)n < sizeof tail && text_file_open(file, dir->path, tail);
 }
 
 static bool parse_number(const char *text, uint64_t *out)
@@ -213,10 +194,10 @@ static bool parse_number(const char *text, uint64_t *out)
 
 bool cgroup_line(const struct cgroup_dir *dir, const char *file, char *line, size_t capacity)
 {
-    FILE *in = open_in(dir, file);
-    if (!in) return false;
-    const bool ok = read_line(in, line, capacity);
-    (void)fclose(in);
+    struct text_file in;
+    if (!open_in(dir, file, &in)) return false;
+    const bool ok = text_file_line(&in, line, capacity);
+    text_file_close(&in);
     return ok;
 }
 
@@ -228,13 +209,13 @@ bool cgroup_number(const struct cgroup_dir *dir, const char *file, uint64_t *out
 
 bool cgroup_keyed(const struct cgroup_dir *dir, const char *file, const char *key, uint64_t *out)
 {
-    FILE *in = open_in(dir, file);
-    if (!in) return false;
+    struct text_file in;
+    if (!open_in(dir, file, &in)) return false;
     const size_t n = strlen(key);
     char line[256];
     bool found = false;
-    while (!found && read_line(in, line, sizeof line))
+    while (!found && text_file_line(&in, line, sizeof line))
         found = strncmp(line, key, n) == 0 && line[n] == ' ' && parse_number(line + n + 1, out);
-    (void)fclose(in);
+    text_file_close(&in);
     return found;
 }

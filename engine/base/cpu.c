@@ -2,11 +2,11 @@
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/cgroup.h"
+#include "base/text_file.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -106,55 +106,39 @@ const struct cpu_features *cpu_features(void)
 /* The lowest CPU of the core that `cpu` belongs to; the CPU itself where the system is silent. */
 static uint32_t core_of(const char *root, uint32_t cpu)
 {
-    char path[CGROUP_PATH_MAX];
-    const int n = snprintf(path, sizeof path,
-                           "%s/sys/devices/system/cpu/cpu%u/topology/thread_siblings_list", root,
-                           (unsigned)cpu);
-    FILE *file = n > 0 && (size_t)n < sizeof path ? fopen(path, "re") : NULL;
+    char path[80], line[256];
+    struct text_file file;
     unsigned first = cpu;
-    if (file) {
-        if (fscanf(file, "%9u", &first) != 1) first = cpu;
-        (void)fclose(file);
+    (void)snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%u/topology/thread_siblings_list",
+                   (unsigned)cpu);
+    if (text_file_open(&file, root, path)) {
+        if (!text_file_line(&file, line, sizeof line) || sscanf(line, "%9u", &first) != 1) first = cpu;
+        text_file_close(&file);
     }
     return (uint32_t)first;
 }
 
 static uint32_t cores_by_affinity(const char *root)
 {
-    enum { MOST_CPUS = 65536 };
-    int cpus = 1024;
-    cpu_set_t *set = NULL;
-    size_t bytes = 0;
-    /* The kernel refuses a set smaller than its own. */
-    for (; cpus <= MOST_CPUS; cpus *= 2) {
-        set = CPU_ALLOC((size_t)cpus);
-        if (!set) return 1;
-        bytes = CPU_ALLOC_SIZE((size_t)cpus);
-        if (sched_getaffinity(0, bytes, set) == 0) break;
-        CPU_FREE(set);
-        set = NULL;
-    }
-    if (!set) {
+    /* The kernel refuses a set smaller than its own: these hold 65,536 CPUs. */
+    cpu_set_t set[64], seen[64];
+    const uint32_t cpus = 8 * sizeof set;
+    memset(set, 0, sizeof set);
+    memset(seen, 0, sizeof seen);
+    if (sched_getaffinity(0, sizeof set, set) != 0) {
         const long online = sysconf(_SC_NPROCESSORS_ONLN);
         return online > 0 ? (uint32_t)online : 1;
     }
 
     /* A core counts once, by the first of its CPUs that we may use. */
-    cpu_set_t *seen = CPU_ALLOC(MOST_CPUS);
-    const size_t seen_bytes = CPU_ALLOC_SIZE(MOST_CPUS);
     uint32_t cores = 0;
-    if (seen) {
-        CPU_ZERO_S(seen_bytes, seen);
-        for (int cpu = 0; cpu < cpus; cpu++) {
-            if (!CPU_ISSET_S((size_t)cpu, bytes, set)) continue;
-            const uint32_t core = core_of(root, (uint32_t)cpu);
-            if (core < MOST_CPUS && CPU_ISSET_S(core, seen_bytes, seen)) continue;
-            if (core < MOST_CPUS) CPU_SET_S(core, seen_bytes, seen);
-            cores++;
-        }
-        CPU_FREE(seen);
+    for (uint32_t cpu = 0; cpu < cpus; cpu++) {
+        if (!CPU_ISSET_S(cpu, sizeof set, set)) continue;
+        const uint32_t core = core_of(root, cpu);
+        if (core < cpus && CPU_ISSET_S(core, sizeof seen, seen)) continue;
+        if (core < cpus) CPU_SET_S(core, sizeof seen, seen);
+        cores++;
     }
-    CPU_FREE(set);
     return cores > 0 ? cores : 1;
 }
 

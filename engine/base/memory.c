@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/cgroup.h"
+#include "base/text_file.h"
 
 #if defined(__APPLE__)
 #include <mach/mach.h>
@@ -114,20 +115,18 @@ static uint64_t page_bytes(void)
 
 static void system_memory(const char *root, uint64_t *physical, uint64_t *available)
 {
-    char path[CGROUP_PATH_MAX];
-    const int n = snprintf(path, sizeof path, "%s/proc/meminfo", root);
-    FILE *file = n > 0 && (size_t)n < sizeof path ? fopen(path, "re") : NULL;
-    if (file) {
+    struct text_file file;
+    if (text_file_open(&file, root, "/proc/meminfo")) {
         char line[256], name[64];
         uint64_t kib, free_kib = 0, file_kib = 0;
-        while (fgets(line, sizeof line, file)) {
+        while (text_file_line(&file, line, sizeof line)) {
             if (sscanf(line, "%63[^:]: %15" SCNu64, name, &kib) != 2) continue;
             if (strcmp(name, "MemTotal") == 0) *physical = kib << 10;
             if (strcmp(name, "MemAvailable") == 0) *available = kib << 10;
             if (strcmp(name, "MemFree") == 0) free_kib = kib;
             if (strcmp(name, "Inactive(file)") == 0) file_kib = kib;
         }
-        (void)fclose(file);
+        text_file_close(&file);
         /* Kernels before 3.14 do not say. */
         if (*available == 0) *available = (free_kib + file_kib) << 10;
     }
@@ -142,14 +141,14 @@ static void system_memory(const char *root, uint64_t *physical, uint64_t *availa
 /* /proc/self/statm in pages: size resident shared text lib data. */
 static bool read_statm(const char *root, uint64_t fields[6])
 {
-    char path[CGROUP_PATH_MAX];
-    const int n = snprintf(path, sizeof path, "%s/proc/self/statm", root);
-    FILE *file = n > 0 && (size_t)n < sizeof path ? fopen(path, "re") : NULL;
-    if (!file) return false;
-    int got = 0;
-    while (got < 6 && fscanf(file, "%15" SCNu64, &fields[got]) == 1) got++;
-    (void)fclose(file);
-    return got == 6;
+    struct text_file file;
+    char line[256];
+    if (!text_file_open(&file, root, "/proc/self/statm")) return false;
+    const bool read = text_file_line(&file, line, sizeof line);
+    text_file_close(&file);
+    return read && sscanf(line, "%15" SCNu64 " %15" SCNu64 " %15" SCNu64 " %15" SCNu64 " %15" SCNu64
+                          " %15" SCNu64, &fields[0], &fields[1], &fields[2], &fields[3], &fields[4],
+                          &fields[5]) == 6;
 }
 
 uint64_t memory_rss(void)

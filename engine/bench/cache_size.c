@@ -2,6 +2,8 @@
 
 #include <stdio.h>
 
+#include "base/text_file.h"
+
 #if defined(__APPLE__)
 #include <sys/sysctl.h>
 
@@ -27,17 +29,14 @@ enum { CACHES_MOST = 16 };
 /* The content is "1024K"; 0 when there is no such cache. */
 static uint64_t read_size(const char *root, unsigned index)
 {
-    char path[512];
+    char path[80], line[32], unit = 0;
+    struct text_file f;
     unsigned long kib = 0;
-    const int n = snprintf(path, sizeof path, "%s/sys/devices/system/cpu/cpu0/cache/index%u/size",
-                           root, index);
-    if (n < 0 || (size_t)n >= sizeof path) return 0;
-    FILE *f = fopen(path, "re");
-    if (!f) return 0;
-    char unit = 0;
-    const int got = fscanf(f, "%9lu%c", &kib, &unit);
-    fclose(f);
-    if (got < 1) return 0;
+    (void)snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%u/size", index);
+    if (!text_file_open(&f, root, path)) return 0;
+    const bool got = text_file_line(&f, line, sizeof line) && sscanf(line, "%9lu%c", &kib, &unit) >= 1;
+    text_file_close(&f);
+    if (!got) return 0;
     return (uint64_t)kib << (unit == 'M' ? 20 : unit == 'K' ? 10 : 0);
 }
 

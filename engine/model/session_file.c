@@ -9,6 +9,8 @@
 
 #include "base/crc32c.h"
 #include "model/session.h"
+#include "store/direct_io.h"
+#include "store/regular_file.h"
 
 enum { HEADER = 128, VERSION = 1 };
 
@@ -40,10 +42,33 @@ struct transfer {
     uint64_t at;
 };
 
+static hr_status refused(const char *path, const char *verb, hr_error *err)
+{
+    char text[128];
+    return fail(err, HR_ERR_IO, "%s: cannot %s: %s", path, verb, system_error(errno, text));
+}
+
 static hr_status io_failed(const struct transfer *t, const char *verb, hr_error *err)
 {
+    char text[128];
     return fail(err, HR_ERR_IO, "%s: cannot %s at offset %llu: %s", t->path, verb,
-                (unsigned long long)t->at, strerror(errno));
+                (unsigned long long)t->at, system_error(errno, text));
+}
+
+static int open_again(const char *path, int flags, mode_t mode)
+{
+    int fd;
+    do fd = open(path, flags | O_CLOEXEC, mode);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+static int sync_again(int fd)
+{
+    int rc;
+    do rc = fsync(fd);
+    while (rc != 0 && errno == EINTR);
+    return rc;
 }
 
 static hr_status write_all(struct transfer *t, const void *data, size_t n, hr_error *err)
@@ -62,18 +87,8 @@ static hr_status write_all(struct transfer *t, const void *data, size_t n, hr_er
 
 static hr_status read_all(struct transfer *t, void *data, size_t n, hr_error *err)
 {
-    uint8_t *p = data;
-    while (n > 0) {
-        const ssize_t done = pread(t->fd, p, n < 1 << 20 ? n : 1 << 20, (off_t)t->at);
-        if (done < 0 && errno == EINTR) continue;
-        if (done < 0) return io_failed(t, "read", err);
-        if (done == 0)
-            return fail(err, HR_ERR_FORMAT, "%s: ends at offset %llu, too early", t->path,
-                        (unsigned long long)t->at);
-        p += done;
-        n -= (size_t)done;
-        t->at += (uint64_t)done;
-    }
+    TRY(file_read_exact(t->fd, t->path, t->at, data, n, err));
+    t->at += n;
     return HR_OK;
 }
 
@@ -199,14 +214,14 @@ static hr_status sync_directory(const char *path, hr_error *err)
     const size_t n = slash ? (size_t)(slash - path) : 0;
     if (n >= sizeof dir) return HR_OK;
     snprintf(dir, sizeof dir, "%.*s", (int)n, path);
-    const int fd = open(!slash ? "." : n == 0 ? "/" : dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return fail(err, HR_ERR_IO, "%s: cannot open its directory: %s", path, strerror(errno));
-    const int rc = fsync(fd);
-    close(fd);
+    const int fd = open_again(!slash ? "." : n == 0 ? "/" : dir, O_RDONLY | O_DIRECTORY, 0);
+    if (fd < 0) return refused(path, "open its directory", err);
     /* Some file systems refuse to sync a directory; the rename itself has happened. */
-    if (rc != 0 && errno != EINVAL)
-        return fail(err, HR_ERR_IO, "%s: cannot sync its directory: %s", path, strerror(errno));
-    return HR_OK;
+    const hr_status st = sync_again(fd) == 0 || errno == EINVAL
+                             ? HR_OK
+                             : refused(path, "sync its directory", err);
+    close(fd);
+    return st;
 }
 
 static hr_status write_file(struct session *s, struct transfer *t, hr_error *err)
@@ -215,7 +230,7 @@ static hr_status write_file(struct session *s, struct transfer *t, hr_error *err
     header_fill(s, header);
     TRY(write_all(t, header, HEADER, err));
     TRY(each_piece(s, s->position, s->has_logits, write_piece, t, err));
-    return fsync(t->fd) == 0 ? HR_OK : io_failed(t, "sync", err);
+    return sync_again(t->fd) == 0 ? HR_OK : io_failed(t, "sync", err);
 }
 
 hr_status session_save(const struct session *session, const char *path, hr_error *err)
@@ -226,16 +241,15 @@ hr_status session_save(const struct session *session, const char *path, hr_error
     char *partial = mem_alloc(&s->model->mem, n);
     if (!partial) return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes", n);
     snprintf(partial, n, "%s.partial", path);
-    struct transfer t = {open(partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600),
-                         partial, 0};
+    struct transfer t = {open_again(partial, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600), partial,
+                         0};
     hr_status st = HR_OK;
     if (t.fd < 0) {
-        st = fail(err, HR_ERR_IO, "%s: cannot create: %s", partial, strerror(errno));
+        st = refused(partial, "create", err);
     } else {
         st = write_file(s, &t, err);
-        if (close(t.fd) != 0 && st == HR_OK) st = io_failed(&t, "close", err);
-        if (st == HR_OK && rename(partial, path) != 0)
-            st = fail(err, HR_ERR_IO, "%s: cannot rename to %s: %s", partial, path, strerror(errno));
+        if (close(t.fd) != 0 && errno != EINTR && st == HR_OK) st = io_failed(&t, "close", err);
+        if (st == HR_OK && rename(partial, path) != 0) st = refused(partial, "rename", err);
         if (st != HR_OK)
             unlink(partial);
         else
@@ -269,8 +283,8 @@ static hr_status load_from(struct session *s, struct transfer *t, hr_error *err)
 
 hr_status session_load(struct session *s, const char *path, hr_error *err)
 {
-    struct transfer t = {open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), path, 0};
-    if (t.fd < 0) return fail(err, HR_ERR_IO, "%s: cannot open: %s", path, strerror(errno));
+    struct transfer t = {open_again(path, O_RDONLY | O_NONBLOCK, 0), path, 0};
+    if (t.fd < 0) return refused(path, "open", err);
     const hr_status st = load_from(s, &t, err);
     close(t.fd);
     return st;

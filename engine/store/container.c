@@ -27,9 +27,13 @@ hr_status container_dir_open(const char *path, int *fd, hr_error *err)
         return fail(err, HR_ERR_IO, "cannot open the container: %s: %s", system_error(code, text),
                     path);
     }
-    if (fstatat(*fd, UNFINISHED_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+    const bool unfinished = fstatat(*fd, UNFINISHED_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    if (unfinished || errno != ENOENT) {
+        const int code = errno;
         close(*fd);
         *fd = -1;
+        if (!unfinished)
+            return fail(err, HR_ERR_IO, "%s/" UNFINISHED_NAME ": %s", path, system_error(code, text));
         return fail(err, HR_ERR_FORMAT, UNFINISHED_NAME ": the conversion of this container is not "
                     "finished; run the converter again to resume it: %s", path);
     }

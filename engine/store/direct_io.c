@@ -39,7 +39,7 @@ static hr_status stuck(int fd, const char *name, uint64_t at, uint64_t end, unsi
     if (fstat(fd, &st) == 0 && st.st_size >= 0 && (uint64_t)st.st_size < end)
         return fail(err, HR_ERR_FORMAT,
                     "%s: ends at byte %llu, but bytes up to %llu are needed: the file was cut; "
-                    "copy or convert the container again",
+                    "make or copy it again",
                     name, (unsigned long long)st.st_size, (unsigned long long)end);
     if (times <= STUCK_RETRIES) return HR_OK;
     return fail(err, HR_ERR_IO, "%s: reading at byte %llu returns nothing although the file is "

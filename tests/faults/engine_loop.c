@@ -1,0 +1,153 @@
+/* The engine meets one fault at a time, at the first, second, ... call until none is left to strike.
+ *
+ * usage: engine_loop CONTAINER DIRECTORY [CAMPAIGN]...; prints one JSON object for each campaign.
+ * Every point: the right tokens or a named error, nothing leaked, the model still works, and what
+ * is opened next works. Container files are direct_io's, allocations those of the whole process. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "life.h"
+#include "plan.h"
+#include "report.h"
+#include "session_file.h"
+
+#define MEMORY_CALLS "malloc,mmap,mprotect,thread"
+#define READ_CALLS "pread,read,open,stat"
+#define SAVE_CALLS "write,fsync,rename,create,open,close"
+
+struct campaign {
+    const char *name, *calls, *action;
+    unsigned times, period;
+    hr_status status;  /* that a failure must have */
+    int code;          /* whose text its detail must hold */
+    bool succeeds, memory;
+};
+
+static const struct campaign campaigns[] = {
+    {"one allocation fails", MEMORY_CALLS, "errno:12", 1, 0, HR_ERR_MEMORY, 0, false, true},
+    {"no allocation from then on", MEMORY_CALLS, "errno:12", 0, 0, HR_ERR_MEMORY, 0, false, true},
+    {"EIO once", READ_CALLS, "errno:5", 1, 0, HR_ERR_IO, EIO, false, false},
+    {"EIO once, reads", "pread,read", "errno:5", 1, 0, HR_ERR_IO, EIO, true, false},
+    {"EIO for good", READ_CALLS, "errno:5", 0, 0, HR_ERR_IO, EIO, false, false},
+    {"device gone", READ_CALLS, "errno:19", 0, 0, HR_ERR_IO, ENODEV, false, false},
+    {"short reads", "pread,read", "short", 0, 0, HR_ERR_IO, 0, true, false},
+    {"nothing read, once", "pread,read", "zero", 1, 0, HR_ERR_IO, 0, true, false},
+    {"nothing read, ever", "pread,read", "zero", 0, 0, HR_ERR_IO, 0, false, false},
+    {"EINTR storm", "pread,read,open", "errno:4", 9, 10, HR_ERR_IO, EINTR, true, false},
+    {"reads overtake each other", "pread", "jitter:2", 0, 0, HR_ERR_IO, 0, true, false},
+};
+
+static const struct file_campaign file_campaigns[] = {
+    {"save: EIO once", SAVE_CALLS, "errno:5", 1, 0, EIO, false, false, false},
+    {"save: EIO for good", SAVE_CALLS, "errno:5", 0, 0, EIO, false, false, false},
+    {"save: disk full", "write,fsync,rename,create", "full", 0, 0, ENOSPC, false, false, false},
+    {"save: short writes", "write", "short", 0, 0, 0, false, false, true},
+    {"save: EINTR storm", "write,fsync,create,open,close", "errno:4", 9, 10, 0, false, false, true},
+    {"save: kill", SAVE_CALLS, "kill", 1, 0, 0, false, true, false},
+    {"save: torn write, then kill", "write", "torn", 1, 0, 0, false, true, false},
+    {"save: power cut", SAVE_CALLS, "power", 1, 0, 0, false, true, false},
+    {"load: EIO once", READ_CALLS, "errno:5", 1, 0, EIO, true, false, false},
+    {"load: EIO once, reads", "pread", "errno:5", 1, 0, EIO, true, false, true},
+    {"load: EIO for good", READ_CALLS, "errno:5", 0, 0, EIO, true, false, false},
+    {"load: short reads", "pread", "short", 0, 0, 0, true, false, true},
+    {"load: nothing read, once", "pread", "zero", 1, 0, 0, true, false, true},
+    {"load: nothing read, ever", "pread", "zero", 0, 0, 0, true, false, false},
+    {"load: EINTR storm", "pread,open", "errno:4", 9, 10, 0, true, false, true},
+};
+
+static bool is_named(const struct campaign *c, const struct life *l, const struct life_place *place)
+{
+    const char *text = l->err.detail;
+    if (text[0] == '\0') return false;
+    if (c->memory) return true;
+    const bool file = strstr(text, ".bin") || strstr(text, ".json") || strstr(text, ".sha256") ||
+                      strstr(text, place->container);
+    return file && (c->code == 0 || strstr(text, strerror(c->code)));
+}
+
+static void judge(const struct campaign *c, const struct life_place *place, const struct life *l,
+                  uint64_t nth, struct report *r)
+{
+    if (l->status == HR_OK) {
+        if (!life_same_tokens(l, place->clean)) report_problem(r, nth, "other tokens");
+        if (c->memory) report_problem(r, nth, "an allocation failed and no call said so");
+    } else {
+        if (c->succeeds) report_problem(r, nth, "%s failed: %s", l->step, l->err.detail);
+        if (l->status != c->status || l->err.code != (int32_t)l->status || !is_named(c, l, place))
+            report_problem(r, nth, "%s: status %d, '%s'", l->step, l->status, l->err.detail);
+    }
+    if (l->again_fails)
+        report_problem(r, nth, "after %s failed, the model does not work (%d)", l->step, l->again_status);
+    if (l->leases) report_problem(r, nth, "%llu leases are left", (unsigned long long)l->leases);
+    if (l->account_differs) report_problem(r, nth, "memory_used is not what it was");
+    if (l->alive.blocks || l->alive.mapped)
+        report_problem(r, nth, "%s: %lld blocks and %lld mapped bytes leaked", l->step ? l->step : "close",
+                       (long long)l->alive.blocks, (long long)l->alive.mapped);
+    if (l->descriptors) report_problem(r, nth, "%d descriptors leaked", l->descriptors);
+}
+
+static void run_campaign(const struct campaign *c, const struct life_place *place)
+{
+    struct report r;
+    struct life life;
+    char plan[1024];
+    report_begin(&r, c->name);
+    for (uint64_t nth = 1;; nth++) {
+        uint64_t fired;
+        snprintf(plan, sizeof plan, "calls=%s path=%s nth=%llu times=%u period=%u action=%s", c->calls,
+                 c->memory ? "" : place->container, (unsigned long long)nth, c->times, c->period, c->action);
+        life_live(place, plan, &life, &fired);
+        r.fired += fired;
+        if (fired == 0) break;
+        r.points++;
+        judge(c, place, &life, nth, &r);
+        life_live(place, NULL, &life, NULL);
+        if (life.status != HR_OK || !life_same_tokens(&life, place->clean))
+            report_problem(&r, nth, "the next life: %s", life.err.detail);
+        if (c->succeeds && c->times == 0 && nth == 2) break; /* every call was struck */
+        if (c->period && nth == c->period) break;
+    }
+    report_end(&r);
+}
+
+static bool chosen(const char *name, int argc, char **argv)
+{
+    for (int i = 3; i < argc; i++)
+        if (strcmp(argv[i], name) == 0) return true;
+    return argc <= 3;
+}
+
+int main(int argc, char **argv)
+{
+    static struct life clean;
+    static char saved[1024];
+    struct life_place place = {.saved = saved};
+    hr_plan_result plan = {.size = sizeof plan};
+    hr_error err;
+    if (argc < 3) return 2;
+    place.container = argv[1];
+    snprintf(saved, sizeof saved, "%s/session", argv[2]);
+    hr_model_params_init(&place.params);
+    place.params.ctx = 64;
+    place.params.threads = 2;
+    place.params.io_threads = 2;
+    place.params.max_sessions = 2;
+    place.params.verify = HR_VERIFY_ALWAYS;
+    if (hr_plan(argv[1], &place.params, &plan, &err) != HR_OK) return 3;
+    place.params.ram = plan.floor + 3 * plan.record_bytes; /* so few that reads never end */
+    for (int i = 0; i < 2; i++) life_live(&place, NULL, &clean, NULL); /* the first loads what stays */
+    if (clean.status != HR_OK || clean.alive.blocks || clean.alive.mapped || clean.descriptors) {
+        fprintf(stderr, "without faults: %s %s, %lld blocks, %lld bytes, %d descriptors\n",
+                clean.step ? clean.step : "leaks", clean.err.detail, (long long)clean.alive.blocks,
+                (long long)clean.alive.mapped, clean.descriptors);
+        return 3;
+    }
+    place.clean = &clean;
+    for (size_t i = 0; i < sizeof campaigns / sizeof *campaigns; i++)
+        if (chosen(campaigns[i].name, argc, argv)) run_campaign(&campaigns[i], &place);
+    for (size_t i = 0; i < sizeof file_campaigns / sizeof *file_campaigns; i++)
+        if (chosen(file_campaigns[i].name, argc, argv)) session_file_campaign(&place, &file_campaigns[i]);
+    return 0;
+}
