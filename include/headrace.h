@@ -436,6 +436,10 @@ HR_API void hr_sha256_init(hr_sha256 *hash);
 HR_API void hr_sha256_update(hr_sha256 *hash, const void *data, size_t n);
 HR_API void hr_sha256_final(hr_sha256 *hash, uint8_t out[32]);
 
+/* CRC32C (Castagnoli) of n more bytes, for programs that write containers; `crc` is that of the
+ * bytes before, 0 at the start. */
+HR_API uint32_t hr_crc32c(uint32_t crc, const void *data, size_t n);
+
 #ifdef __cplusplus
 }
 #endif

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/crc32c.h"
 #include "generate/generate.h"
 #include "kernels/kernels.h"
 #include "model/session.h"
@@ -380,4 +381,9 @@ hr_status hr_get_stats(const hr_model *model, hr_stats *stats, hr_error *err)
     if (!model || !stats) return fail(err, HR_ERR_USAGE, "model or stats is NULL");
     model_stats(model_of(model), &s);
     return give(stats, stats->size, &s, sizeof s, err);
+}
+
+uint32_t hr_crc32c(uint32_t crc, const void *data, size_t n)
+{
+    return crc32c(crc, data, n);
 }

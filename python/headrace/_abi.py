@@ -320,6 +320,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "hr_sha256_init": (None, [c.POINTER(hr_sha256)]),
     "hr_sha256_update": (None, [c.POINTER(hr_sha256), c.c_void_p, c.c_size_t]),
     "hr_sha256_final": (None, [c.POINTER(hr_sha256), c.POINTER(c.c_uint8)]),
+    "hr_crc32c": (_u32, [_u32, c.c_void_p, c.c_size_t]),
 }
 
 

@@ -1,4 +1,4 @@
-"""CRC32C (Castagnoli) in numpy, fast enough for whole containers.
+"""CRC32C (Castagnoli): the library's where it is installed, else in numpy, which takes 20 times as long.
 
 The checksum is linear over GF(2): a buffer is cut into lanes that are reduced
 side by side by table look-ups, eight bytes a step, and the lanes are then
@@ -7,6 +7,8 @@ joined pairwise with operators "append n zero bytes".
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -110,6 +112,22 @@ def _linear(data: np.ndarray) -> int:
     return int(crc[0])
 
 
+def crc32c_join(first: int, second: int, count: int) -> int:
+    """CRC32C of two buffers one behind the other, from theirs; the second has `count` bytes."""
+    return _append_zeros(first, count) ^ second
+
+
+@lru_cache(maxsize=1)
+def _library() -> Callable[[int, int, int], int] | None:
+    """hr_crc32c(crc, address, bytes), or None."""
+    try:
+        from headrace import _abi
+
+        return _abi.library().hr_crc32c
+    except (ImportError, AttributeError):
+        return None
+
+
 def crc32c(data: bytes | bytearray | memoryview | np.ndarray, crc: int = 0) -> int:
     """CRC32C of `data`; `crc` is the checksum of what came before it (0 at the start)."""
     view = (
@@ -117,6 +135,13 @@ def crc32c(data: bytes | bytearray | memoryview | np.ndarray, crc: int = 0) -> i
         if isinstance(data, np.ndarray)
         else np.frombuffer(data, np.uint8)
     )
+    if (function := _library()) is not None and view.flags.c_contiguous:
+        return function(crc, ctypes.c_void_p(view.ctypes.data), view.size)
+    return crc32c_numpy(view, crc)
+
+
+def crc32c_numpy(view: np.ndarray, crc: int = 0) -> int:
+    """The same for uint8 [n], without the library."""
     state = crc ^ 0xFFFFFFFF
     for start in range(0, view.size, _PIECE):
         piece = view[start : start + _PIECE]

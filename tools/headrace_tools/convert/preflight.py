@@ -345,7 +345,8 @@ def _is_bf16(pre: Preflight, piece: Piece) -> bool:
     return entry is None or entry.dtype == "BF16"
 
 
-def _lay_out(pre: Preflight) -> None:
+def lay_out(pre: Preflight) -> None:
+    """Codec, offset and length of every tensor and bank of the plan."""
     offset = 0
     for spec in pre.plan.tensors:
         if spec.cols > MAX_COLS or (
@@ -507,7 +508,7 @@ def preflight(source: Path, options: Options) -> Preflight:
         return pre
     if not checkpoint.faults:
         _compare_tensors(pre)
-    _lay_out(pre)
+    lay_out(pre)
     _side_files(pre)
     _tokenizer(pre)
     return pre

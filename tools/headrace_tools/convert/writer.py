@@ -140,6 +140,11 @@ def _write_trunk(file: PartialFile, pre: Preflight, progress: Progress) -> None:
         _write_tensor(file, pre, tensor, faults)
         progress(tensor.nbytes)
     faults.settle(file.record)
+    seal_trunk(file)
+
+
+def seal_trunk(file: PartialFile) -> None:
+    """Reads the finished trunk.bin for its digest and the checksums of its chunks."""
     digest = hashlib.sha256()
     checksums: list[int] = []
     for chunk in file.chunks(TRUNK_CHUNK):
@@ -174,13 +179,10 @@ def _encoded(
     yield from encode_block(bank.codec, values, first, piece.total_rows)
 
 
-def encode_record(
-    pre: Preflight, bank: Bank, expert: int
-) -> tuple[np.ndarray, int, list[tuple[str, NonFinite]]]:
-    """One expert -> (record uint8 [record_bytes], its CRC32C, what is not finite)."""
+def record_header(bank: Bank, expert: int) -> bytes:
+    """The 64 bytes in front of an expert, with a checksum of 0."""
     spec = bank.spec
-    record = np.zeros(bank.record_bytes, dtype=np.uint8)
-    header = struct.pack(
+    return struct.pack(
         "<4sHHIIIIQQQQII",
         b"HREX",
         1,
@@ -194,6 +196,15 @@ def encode_record(
         bank.bias,
         0,
     )
+
+
+def encode_record(
+    pre: Preflight, bank: Bank, expert: int
+) -> tuple[np.ndarray, int, list[tuple[str, NonFinite]]]:
+    """One expert -> (record uint8 [record_bytes], its CRC32C, what is not finite)."""
+    spec = bank.spec
+    record = np.zeros(bank.record_bytes, dtype=np.uint8)
+    header = record_header(bank, expert)
     record[: len(header)] = np.frombuffer(header, dtype=np.uint8)
     found = []
     weigh = pre.importance if bank.codec in RVQ_BITS else None
@@ -283,7 +294,9 @@ def _reals(value: object) -> object:
     return value
 
 
-def provenance(pre: Preflight, hashes: dict[str, str], nonfinite: list[str]) -> dict[str, object]:
+def provenance(
+    pre: Preflight, hashes: dict[str, str], nonfinite: list[str], converter: str = CONVERTER
+) -> dict[str, object]:
     shards = []
     for shard in pre.checkpoint.shards:
         entry = {"name": shard.name, "bytes": shard.nbytes, "header_sha256": shard.header_sha256}
@@ -298,7 +311,7 @@ def provenance(pre: Preflight, hashes: dict[str, str], nonfinite: list[str]) -> 
         "source": pre.name,
         "family": pre.plan.family,
         "shards": shards,
-        "converter": CONVERTER,
+        "converter": converter,
         "options": options,
         "skipped": pre.skipped,
         "notes": notes,
@@ -324,7 +337,8 @@ def _codebooks(pre: Preflight, done: dict[str, dict[str, object]]) -> dict[str, 
 
 
 def build_manifest(
-    pre: Preflight, done: dict[str, dict[str, object]], hashes: dict[str, str]
+    pre: Preflight, done: dict[str, dict[str, object]], hashes: dict[str, str],
+    converter: str = CONVERTER,
 ) -> bytes:
     """manifest.json from the plan and the journal's records."""
     nonfinite = [text for name in sorted(done) for text in done[name].get("nonfinite", [])]  # type: ignore[attr-defined]
@@ -369,7 +383,7 @@ def build_manifest(
         "tokenizer": tokenizer,
         "stop_ids": pre.stop_ids,
         "parameters": pre.parameters,
-        "provenance": provenance(pre, hashes, nonfinite),
+        "provenance": provenance(pre, hashes, nonfinite, converter),
     }
     data = (
         json.dumps(_reals(manifest), sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"

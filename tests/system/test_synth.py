@@ -1,0 +1,124 @@
+"""headrace-synth: small geometries of several families, checked by the engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from convert_helpers import data_files, manifest
+from headrace_tools.crc32c import crc32c, crc32c_join, crc32c_numpy
+from headrace_tools.synth import cli, presets
+from headrace_tools.synth.geometry import layout
+from headrace_tools.convert.options import Options
+from headrace_tools.synth.routing import TOPICS, topic_chain
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+
+
+def synth(out: Path, *options: object) -> Path:
+    assert cli.main([str(out), "--quiet", *map(str, options)]) == 0
+    return out
+
+
+def geometry(name: str, path: Path, **changes: object) -> Path:
+    """A fixture's config with larger numbers, as a file."""
+    config = json.loads((FIXTURES / name / "config.json").read_text())
+    path.write_text(json.dumps({**config, **changes}))
+    return path
+
+
+def ids_of(container: Path) -> list[int]:
+    return [int(word) for word in (container / "tokens.txt").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("fixture", "codecs", "changes"),
+    [
+        ("qwen3_moe", ("nl4", "int8"), {"hidden_size": 200, "vocab_size": 300}),
+        ("deepseek_v3_moonlight", ("rvq4x64", "nl4"), {}),
+        ("kimi_k3", ("mxfp4", "int8"), {}),
+        ("qwen3_5_moe", ("int8", "bf16"), {}),
+    ],
+)
+def test_every_family_makes_a_valid_container(
+    headrace, headrace_bin, tmp_path, fixture, codecs, changes
+):
+    config = geometry(fixture, tmp_path / "small.json", **changes)
+    whole = json.loads(config.read_text())
+    for part in (whole, whole.get("text_config", {})):
+        part.pop("quantization_config", None)  # weights are not quantised twice
+    config.write_text(json.dumps(whole))
+    out = synth(tmp_path / "c", "--geometry", config, "--experts", codecs[0], "--trunk", codecs[1])
+    done = subprocess.run([headrace_bin, "verify", out], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(bank["codec"] == codecs[0] for bank in manifest(out)["experts"])
+    with headrace.Model(out, ram="1GiB", ctx=64) as model:
+        assert not model.info.has_tokenizer
+        logits = model.logits(ids_of(out)[:40])
+    assert np.isfinite(logits).all() and 0.3 < logits.std() < 10
+
+
+def test_bytes_follow_from_the_seed(tmp_path, headrace):
+    config = geometry("qwen3_moe", tmp_path / "small.json")
+    first = synth(tmp_path / "a", "--geometry", config, "--seed", 5)
+    again = synth(tmp_path / "b", "--geometry", config, "--seed", 5)
+    other = synth(tmp_path / "c", "--geometry", config, "--seed", 6)
+    assert data_files(first) == data_files(again)
+    assert not set(data_files(first).values()) & set(data_files(other).values())
+    assert ids_of(first) == ids_of(again) != ids_of(other)
+
+
+def test_presets_have_the_published_sizes():
+    def parameters(name: str, layers: int | None = None) -> float:
+        config = presets.PRESETS[name]()
+        if layers:
+            config = presets.cut(config, layers)
+        return layout(config, name, Options(experts="nl4", tokenizer=False)).parameters / 1e9
+
+    assert parameters("qwen3-30b-a3b") == pytest.approx(30.53, abs=0.01)
+    assert parameters("qwen3.6-35b-a3b") == pytest.approx(34.66, abs=0.01)
+    assert parameters("kimi-linear-48b") == pytest.approx(49.12, abs=0.01)
+    assert parameters("deepseek-v2-lite") == pytest.approx(15.71, abs=0.01)
+    assert parameters("k3-slice", 5) == pytest.approx(4 * 896 * 3 * 3584 * 3072 / 1e9, rel=0.2)
+    experts = layout(presets.moonlight(), "m", Options(experts="rvq3", tokenizer=False))
+    assert sum(bank.nbytes for bank in experts.banks) == pytest.approx(3.35e9, rel=0.03)
+    resident = layout(presets.resident(), "r", Options(experts="int8", tokenizer=False))
+    assert resident.output_bytes() == pytest.approx(2.53e9, rel=0.01)
+
+
+def test_joined_checksums_are_those_of_the_whole():
+    data = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8)
+    for cut in (0, 1, 64, 9_999, 10_000):
+        joined = crc32c_join(crc32c(data[:cut]), crc32c(data[cut:]), data.size - cut)
+        assert joined == crc32c(data) == crc32c_numpy(data)
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+def test_tokens_stay_with_a_topic(tmp_path, capsys, headrace):
+    ids = np.array(list(islice(topic_chain(10_000, 3), 5000)))
+    assert ids.min() >= 0 and ids.max() < 10_000
+    kept = np.mean(ids[1:] % TOPICS == ids[:-1] % TOPICS)
+    assert 0.96 < kept < 0.99
+    config = geometry("qwen3_moe", tmp_path / "small.json", vocab_size=20)
+    out = synth(tmp_path / "c", "--geometry", config, "--tokens", 50)
+    assert len(ids_of(out)) == 50 and max(ids_of(out)) < 20
+    capsys.readouterr()
+    assert cli.main([str(out), "--tokens", "50"]) == 0
+    assert list(map(int, capsys.readouterr().out.split())) == ids_of(out)
+
+
+def test_mistakes_are_refused(tmp_path, capsys):
+    assert cli.main([str(tmp_path / "nothing")]) == 2
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"model_type": "qwen3_moe", "hidden_size": 0}')
+    assert cli.main([str(tmp_path / "c"), "--geometry", str(bad)]) == 3
+    assert "hidden_size" in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("x")
+    good = geometry("qwen3_moe", tmp_path / "small.json")
+    assert cli.main([str(tmp_path / "full"), "--geometry", str(good)]) == 2
+    assert "not empty" in capsys.readouterr().err

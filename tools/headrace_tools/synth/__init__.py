@@ -1,0 +1,1 @@
+"""headrace-synth: containers of any geometry with random weights, for measuring speed."""

@@ -1,0 +1,76 @@
+"""Routing with realistic locality, and the token sequences that show it.
+
+Every token belongs to one of TOPICS topics (id modulo TOPICS). Its embedding is
+
+    a * common + b * topic direction + c * its own direction       (a^2 + b^2 + c^2 = 1)
+
+with random directions, and routers are random matrices. A router row therefore scores a token by
+a popularity that all tokens share (some experts are chosen far more often than others), a part
+that its topic shares and a part of its own. Layers add little to the residual stream, so every
+layer's choice follows the token, each layer with its own popular and topical experts.
+
+A sequence is a topic chain: it stays in a topic with probability STAY, else draws a topic by Zipf's
+law with exponent TOPIC_ZIPF; tokens of a topic are drawn by Zipf's law with exponent TOKEN_ZIPF.
+docs/synth.md gives the hit rates that these constants were fitted to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+TOPICS = 32
+COMMON, TOPIC, OWN = 0.72, 1.05, 1.0
+"""Before normalisation: what all tokens, a topic's tokens, and one token alone share."""
+STAY, TOPIC_ZIPF, TOKEN_ZIPF = 0.97, 1.0, 0.8
+ROUTER_SCALE = 2.0
+"""Standard deviation of router logits: how unequal mixing weights are."""
+
+_POOL = 4096
+"""Directions from which tokens' own ones are added, two each."""
+
+
+class TopicEmbedding:
+    """The embedding table float32 [vocab, hidden], row by row; the mean square of a row is 1."""
+
+    def __init__(self, hidden: int, rng: np.random.Generator) -> None:
+        norm = np.float32(np.sqrt(COMMON**2 + TOPIC**2 + OWN**2))
+        common = rng.standard_normal(hidden, np.float32) * np.float32(COMMON)
+        topics = rng.standard_normal((TOPICS, hidden), np.float32) * np.float32(TOPIC)
+        self._shared = (topics + common) / norm
+        own = rng.standard_normal((_POOL, hidden), np.float32)
+        self._own = own * (np.float32(OWN) / (np.sqrt(np.float32(2)) * norm))
+
+    def rows(self, first: int, count: int) -> np.ndarray:
+        """float32 [count, hidden]: tokens first, first + 1, ..."""
+        ids = np.arange(first, first + count)
+        values = self._shared[ids % TOPICS]
+        values += self._own[ids % _POOL]
+        values += self._own[(ids * 2654435761 + ids // _POOL * 40503 + 1) % _POOL]
+        return values
+
+
+def router(experts: int, hidden: int, rng: np.random.Generator) -> np.ndarray:
+    """float32 [experts, hidden] for inputs of mean square 1."""
+    scale = np.float32(ROUTER_SCALE / np.sqrt(hidden))
+    return rng.standard_normal((experts, hidden), np.float32) * scale
+
+
+def _zipf(count: int, exponent: float) -> np.ndarray:
+    """Cumulative probabilities of ranks 1..count."""
+    weights = np.arange(1, count + 1, dtype=np.float64) ** -exponent
+    return np.cumsum(weights) / weights.sum()
+
+
+def topic_chain(vocab: int, seed: int = 0) -> Iterator[int]:
+    """An endless sequence of token ids below `vocab`."""
+    rng = np.random.default_rng([seed, 0x746F6B])
+    topics = min(TOPICS, vocab)
+    of_topic = _zipf(topics, TOPIC_ZIPF)
+    of_token = _zipf(vocab // topics, TOKEN_ZIPF)
+    topic = int(np.searchsorted(of_topic, rng.random()))
+    while True:
+        if rng.random() > STAY:
+            topic = int(np.searchsorted(of_topic, rng.random()))
+        yield int(np.searchsorted(of_token, rng.random())) * topics + topic

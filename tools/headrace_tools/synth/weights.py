@@ -1,0 +1,128 @@
+"""Random weights as they lie in a container, faster than a disk takes them.
+
+A few panels of 64 rows are drawn and encoded for every width; matrices are put together from them
+in random order. Statistics, layouts and arithmetic are those of encoded normal weights.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..convert import codebooks, four_bit
+from ..convert.families import TensorSpec
+from ..convert.quantise import PANEL, RVQ_BITS, encode_block, matrix_bytes, round_up
+
+PANELS = 16
+"""Different panels of a matrix pool."""
+
+
+class Books:
+    """Codebooks of normal weights, one set a codec: rows are scaled before they are looked up."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._sets: dict[str, np.ndarray] = {}
+
+    def of(self, codec: str) -> np.ndarray:
+        """The set of `codec`, uint8."""
+        if codec not in self._sets:
+            rng = np.random.default_rng([self._seed, 0x626F6F6B])
+            sample = rng.standard_normal((512, 1024), np.float32)
+            self._sets[codec] = codebooks.quantizer(codec).fit(sample)
+        return self._sets[codec]
+
+
+class MatrixPool:
+    """Encoded random matrices with `cols` columns whose weights have standard deviation `std`."""
+
+    def __init__(
+        self, codec: str, cols: int, std: float, rng: np.random.Generator, books: Books
+    ) -> None:
+        self.codec, self.cols, self.std = codec, cols, np.float32(std)
+        self._rng, self._books = rng, books
+        self._whole = self._encoded(PANELS * PANEL)
+
+    def _encoded(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """(head, body) uint8 [panels, bytes] of `rows` fresh rows, the last panel maybe short.
+
+        A blob is all heads, then all bodies: the scales before the panels (int8, rvq); a codec
+        without scales in front has heads of no bytes.
+        """
+        panels = round_up(rows, PANEL) // PANEL
+        values = self._rng.standard_normal((rows, self.cols), np.float32) * self.std
+        nbytes = matrix_bytes(self.codec, rows, self.cols)
+        blob = np.zeros(nbytes, np.uint8)
+        if self.codec in RVQ_BITS:
+            encoder = codebooks.quantizer(self.codec)
+            blob = encoder.encode(values, self._books.of(self.codec))
+        else:
+            for offset, data in encode_block(self.codec, values, 0, rows):
+                blob[offset : offset + data.size] = data
+        scale = {"int8": 4}.get(self.codec, 2 if self.codec in RVQ_BITS else 0)
+        head = blob[: panels * PANEL * scale].reshape(panels, -1)
+        if self.codec in ("bf16", "f32"):
+            width = nbytes // rows
+            body = np.zeros((panels, PANEL * width), np.uint8)
+            body.reshape(-1)[: blob.size] = blob
+            return head, body
+        return head, blob[head.size :].reshape(panels, -1)
+
+    def write(self, rows: int, out: np.ndarray) -> None:
+        """Fills `out`, uint8 [matrix_bytes], with a matrix of `rows` rows."""
+        full, rest = divmod(rows, PANEL)
+        chosen = self._rng.integers(0, PANELS, full)
+        heads, bodies = self._whole
+        tail = self._encoded(rest) if rest else None
+        at = 0
+        for pool, part in ((heads, 0), (bodies, 1)):
+            size = pool.shape[1]
+            np.take(pool, chosen, axis=0, out=out[at : at + full * size].reshape(full, size))
+            at += full * size
+            if tail is not None:
+                last = tail[part][0][: out.size - at]
+                out[at : at + last.size] = last
+                at += last.size
+
+    def blob(self, rows: int) -> np.ndarray:
+        """A fresh matrix, uint8."""
+        out = np.zeros(matrix_bytes(self.codec, rows, self.cols), np.uint8)
+        self.write(rows, out)
+        return out
+
+
+_OUTPUTS = (
+    "attn.o", "mla.o", "delta.out", "shared.down", "ffn.down", "moe.latent_up",
+)  # fmt: skip
+"""Matrices whose result is added to the residual stream."""
+
+
+def output_gain(layers: int) -> float:
+    """Factor on what layers add: together about a quarter of the embedding's energy."""
+    return 0.5 / np.sqrt(2 * layers)
+
+
+def deviation(name: str, cols: int, layers: int) -> float:
+    """Standard deviation of a trunk matrix: its product with inputs of mean square 1 has about 1."""
+    gain = output_gain(layers) if name.endswith(_OUTPUTS) else 1.0
+    if name == "head":
+        gain = 2.0  # logits of standard deviation 2
+    return gain / np.sqrt(cols)
+
+
+def small_tensor(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
+    """A vector, or a matrix that no codec is asked for; float32 [rows or 1, cols], f64 constants."""
+    name, shape = spec.name.rsplit(".", 1)[-1], (max(1, spec.rows), spec.cols)
+    if spec.kind == "f64":
+        return np.array([spec.constant], np.float64)
+    if "norm" in name:
+        return np.ones(shape, np.float32)
+    if name == "a_log":
+        return np.log(rng.uniform(1, 16, shape)).astype(np.float32)
+    if name == "dt_bias":
+        step = np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), shape))
+        return (step + np.log(-np.expm1(-step))).astype(np.float32)  # softplus gives the step
+    if name == "conv":
+        return rng.uniform(-0.5, 0.5, shape).astype(np.float32)
+    if spec.rows:
+        return rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(spec.cols))
+    return np.zeros(shape, np.float32)  # biases, sinks, residual mixes
