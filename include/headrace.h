@@ -252,6 +252,8 @@ typedef struct hr_stats {
     uint64_t cache_slots, cache_used, cache_bytes;
     uint64_t memory_used, memory_peak, memory_limit; /* the library's own account */
     double seconds_prefill, seconds_decode, seconds_waiting; /* waiting: blocked on reads */
+    double seconds_compute, seconds_other; /* with waiting: all of prefill and decode; other: the
+                                              cache's own work, entering and leaving a call */
 } hr_stats;
 
 typedef struct hr_token {

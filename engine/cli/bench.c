@@ -1,158 +1,217 @@
-#include <stdio.h>
+#include "cli/bench.h"
+
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "cli/cli.h"
+#include "cli/cold.h"
 
-static const char *const KINDS[] = {"codec", "operation", "read", "peak"};
+enum { DEFAULT_PREFILL = 128, DEFAULT_DECODE = 32, DEFAULT_REPEATS = 5 };
 
-struct table {
-    struct json_out *json; /* NULL: lines of text as they come */
-    hr_bench_row *rows;    /* kept for JSON: an error must be the only object */
-    size_t count, capacity;
-    bool no_memory;
+struct bench_options {
+    struct model_options model;
+    const char *path, *ids_file;
+    uint32_t prefill, decode, repeats;
+    bool cold;
+};
+enum { OWN_OPTIONS = 5 };
+
+struct tokens {
+    int32_t *ids;
+    size_t count;
+    int32_t *window; /* what one repeat evaluates */
 };
 
-static void print_head(const hr_bench_row *row)
+static double now(void)
 {
-    char pool[32], cache[32], memory[32];
-    printf("kernels %s, one thread; matrices [%u, %u], pool %s (largest cache %s), memory %s\n",
-           row->isa, row->rows, row->cols, format_bytes(row->pool, pool),
-           format_bytes(row->cache, cache), format_bytes(row->memory, memory));
-    printf("per second of the thread's own time; medians of %u; spread: (highest - lowest) / median\n\n",
-           row->repeats);
-    printf("%-10s %6s %9s %8s %8s %7s %8s %7s %7s %7s\n", "kernel", "tokens", "Gweight/s", "GB/s",
-           "GMAC/s", "spread", "of read", "spread", "of peak", "spread");
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void number(double value, int width, int digits, double scale, const char *unit)
+/* Evenly spread over the vocabulary and the same on every machine. */
+static int32_t pseudo_random(uint64_t *state, uint32_t vocab)
 {
-    if (value > 0)
-        printf(" %*.*f%s", width - (int)strlen(unit), digits, value * scale, unit);
-    else
-        printf(" %*s", width, "-");
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (int32_t)((*state >> 33) % vocab);
 }
 
-static void print_row(const hr_bench_row *row)
+/* Repeat `number` takes its own ids, in order, around the end of the list; a cold one always the
+ * first, so that repeats differ by the machine alone. */
+static void choose_window(const struct bench_options *o, struct tokens *t, uint32_t number,
+                          uint32_t vocab)
 {
-    printf("%-10s", row->name);
-    number(row->tokens, 6, 0, 1, "");
-    number(row->weights_per_second, 9, 2, 1e-9, "");
-    number(row->bytes_per_second, 8, 2, 1e-9, "");
-    number(row->macs_per_second, 8, 1, 1e-9, "");
-    number(row->spread, 7, 0, 100, "%");
-    number(row->read_ratio, 8, 2, 1, "");
-    number(row->read_spread, 7, 0, 100, "%");
-    number(row->peak_ratio, 7, 1, 100, "%");
-    number(row->peak_spread, 7, 0, 100, "%");
-    printf("\n");
-    fflush(stdout);
+    const size_t n = (size_t)o->prefill + o->decode;
+    const size_t first = o->cold ? 0 : (size_t)number * n;
+    uint64_t state = first;
+    for (size_t i = 0; i < n; i++)
+        t->window[i] = t->count > 0 ? t->ids[(first + i) % t->count] : pseudo_random(&state, vocab);
 }
 
-static int32_t keep(struct table *t, const hr_bench_row *row)
+static hr_status read_stats(const hr_model *model, hr_stats *stats, hr_error *err)
 {
-    if (t->count == t->capacity) {
-        const size_t capacity = t->capacity ? 2 * t->capacity : 64;
-        hr_bench_row *grown = realloc(t->rows, capacity * sizeof *grown);
-        if (grown == NULL) {
-            t->no_memory = true;
-            return 1;
-        }
-        t->rows = grown;
-        t->capacity = capacity;
+    memset(stats, 0, sizeof *stats);
+    stats->size = sizeof *stats;
+    return hr_get_stats(model, stats, err);
+}
+
+/* Evaluates n ids, `step` at a time, and enters what it took. */
+static hr_status measure(const hr_model *model, hr_session *session, const int32_t *ids, size_t n,
+                         size_t step, struct bench_phase *phase, hr_error *err)
+{
+    hr_stats before, after;
+    hr_status st = read_stats(model, &before, err);
+    const double start = now();
+    for (size_t at = 0; at < n && st == HR_OK; at += step)
+        st = hr_eval(session, ids + at, step, HR_LOGITS_LAST, NULL, err);
+    phase->seconds = now() - start;
+    if (st == HR_OK) st = read_stats(model, &after, err);
+    if (st != HR_OK) return st;
+    phase->compute = after.seconds_compute - before.seconds_compute;
+    phase->waiting = after.seconds_waiting - before.seconds_waiting;
+    phase->other = after.seconds_other - before.seconds_other;
+    phase->hits = after.hits - before.hits;
+    phase->misses = after.misses - before.misses;
+    phase->bytes_read = after.bytes_read - before.bytes_read;
+    return HR_OK;
+}
+
+static hr_status measure_both(const struct bench_options *o, const hr_model *model,
+                              hr_session *session, const int32_t *ids, struct bench_phase *prefill,
+                              struct bench_phase *decode, hr_error *err)
+{
+    hr_session_reset(session);
+    hr_status st = HR_OK;
+    if (o->prefill > 0)
+        st = measure(model, session, ids, o->prefill, o->prefill, prefill, err);
+    if (st == HR_OK && o->decode > 0)
+        st = measure(model, session, ids + o->prefill, o->decode, 1, decode, err);
+    return st;
+}
+
+/* Opens the model, runs repeats first..last of it and closes it. Repeat 0 is not measured. */
+static hr_status run_repeats(const struct bench_options *o, struct tokens *t, uint32_t first,
+                             uint32_t last, struct bench_run *run, hr_error *err)
+{
+    hr_model *model = NULL;
+    hr_session *session = NULL;
+    hr_status st = hr_model_open(o->path, &o->model.params, &model, err);
+    if (st != HR_OK) return st;
+    run->info.size = sizeof run->info;
+    st = hr_model_get_info(model, &run->info, err);
+    if (st == HR_OK) st = hr_session_create(model, &session, err);
+    if (st == HR_OK) interrupt_watch(session);
+    for (uint32_t i = first; i <= last && st == HR_OK; i++) {
+        struct bench_phase unused[2];
+        struct bench_phase *prefill = i > 0 ? &run->prefilled[i - 1] : &unused[0];
+        struct bench_phase *decode = i > 0 ? &run->decoded[i - 1] : &unused[1];
+        if (interrupted()) break;
+        choose_window(o, t, i, run->info.vocab_size);
+        st = measure_both(o, model, session, t->window, prefill, decode, err);
     }
-    t->rows[t->count++] = *row;
-    return 0;
+    if (st == HR_OK) st = read_stats(model, &run->stats, err);
+    interrupt_watch(NULL);
+    hr_session_free(session);
+    hr_model_close(model);
+    return st;
 }
 
-static int32_t on_row(void *user, const hr_bench_row *row)
+static hr_status run_cold(const struct bench_options *o, struct tokens *t, struct bench_run *run,
+                          hr_error *err)
 {
-    struct table *t = user;
-    if (interrupted()) return 1;
-    if (t->json != NULL) return keep(t, row);
-    if (t->count++ == 0) print_head(row);
-    print_row(row);
-    return 0;
+    hr_status st = HR_OK;
+    run->physical_known = true;
+    for (uint32_t i = 1; i <= o->repeats && st == HR_OK && !interrupted(); i++) {
+        uint64_t before = 0, after = 0;
+        cold_drop(o->path);
+        run->physical_known &= cold_physical_bytes(&before);
+        st = run_repeats(o, t, i, i, run, err);
+        run->physical_known &= cold_physical_bytes(&after);
+        run->physical_bytes += after - before;
+        run->library_bytes += run->stats.bytes_read + run->stats.trunk_bytes_read;
+    }
+    return st;
 }
 
-static void out_row(struct json_out *j, const hr_bench_row *row)
+static int parse(int argc, char **argv, struct bench_options *o)
 {
-    out_open(j, NULL, '{');
-    out_string(j, "name", row->name);
-    out_string(j, "kind", KINDS[row->kind]);
-    out_u64(j, "tokens", row->tokens);
-    out_u64(j, "repeats", row->repeats);
-    out_f64(j, "weights_per_second", row->weights_per_second);
-    out_f64(j, "bytes_per_second", row->bytes_per_second);
-    out_f64(j, "macs_per_second", row->macs_per_second);
-    out_f64(j, "spread", row->spread);
-    out_f64(j, "read_ratio", row->read_ratio);
-    out_f64(j, "read_spread", row->read_spread);
-    out_f64(j, "peak_ratio", row->peak_ratio);
-    out_f64(j, "peak_spread", row->peak_spread);
-    out_f64(j, "seconds", row->seconds);
-    out_close(j, '}');
+    struct cli_option options[MODEL_OPTION_COUNT + OWN_OPTIONS] = {
+        {"--prefill", OPTION_U32, &o->prefill, NULL, NULL},
+        {"--decode", OPTION_U32, &o->decode, NULL, NULL},
+        {"--repeats", OPTION_U32, &o->repeats, NULL, NULL},
+        {"--ids", OPTION_TEXT, &o->ids_file, NULL, NULL},
+        {"--cold", OPTION_FLAG, &o->cold, NULL, NULL},
+    };
+    model_options_init(&o->model);
+    model_options_describe(&o->model, options + OWN_OPTIONS);
+    size_t count;
+    char message[256];
+    const bool parsed = args_parse(argc, argv, options, MODEL_OPTION_COUNT + OWN_OPTIONS, &o->path, 1,
+                                   &count, message);
+    const bool json = o->model.json;
+    if (!parsed) return report_failure(HR_ERR_USAGE, json, "bench: %s (see headrace help)", message);
+    model_options_finish(&o->model);
+    if (count != 1)
+        return report_failure(HR_ERR_USAGE, json, "bench: give one MODEL, or --kernels");
+    if (o->repeats == 0 || o->repeats > BENCH_REPEATS_MAX)
+        return report_failure(HR_ERR_USAGE, json, "bench: --repeats must be 1 to %d", BENCH_REPEATS_MAX);
+    const uint64_t tokens = (uint64_t)o->prefill + o->decode;
+    if (o->prefill == 1 || tokens == 0)
+        return report_failure(HR_ERR_USAGE, json, "bench: give --prefill of 2 or more tokens, or 0, "
+                              "and then --decode of 1 or more");
+    if (o->model.params.ctx == 0 && tokens <= UINT32_MAX) o->model.params.ctx = (uint32_t)tokens;
+    if (o->model.params.ctx < tokens)
+        return report_failure(HR_ERR_USAGE, json, "bench: --ctx %u does not hold --prefill %u and "
+                              "--decode %u", o->model.params.ctx, o->prefill, o->decode);
+    return EXIT_OK;
 }
 
-static void out_table(struct json_out *j, const struct table *t)
+static int bench_model(int argc, char **argv)
 {
-    const hr_bench_row *first = t->rows;
-    json_out_init(j, stdout);
-    out_open(j, NULL, '{');
-    out_string(j, "version", hr_version());
-    out_string(j, "isa", first->isa);
-    out_u64(j, "rows", first->rows);
-    out_u64(j, "cols", first->cols);
-    out_u64(j, "cache_bytes", first->cache);
-    out_u64(j, "pool_bytes", first->pool);
-    out_u64(j, "memory_bytes", first->memory);
-    out_open(j, "kernels", '[');
-    for (size_t i = 0; i < t->count; i++) out_row(j, t->rows + i);
-    out_close(j, ']');
-    out_close(j, '}');
-    json_out_end(j);
+    struct bench_options o = {.prefill = DEFAULT_PREFILL, .decode = DEFAULT_DECODE,
+                              .repeats = DEFAULT_REPEATS};
+    struct tokens t = {0};
+    int code = parse(argc, argv, &o);
+    const bool json = o.model.json;
+    if (code != EXIT_OK) return code;
+    if (o.ids_file != NULL) {
+        char *text;
+        size_t n;
+        code = read_input(o.ids_file, json, &text, &n);
+        if (code != EXIT_OK) return code;
+        code = parse_ids(text, n, o.ids_file, json, &t.ids, &t.count);
+        free(text);
+        if (code != EXIT_OK) return code;
+        if (t.count == 0)
+            code = report_failure(HR_ERR_USAGE, json, "%s: holds no token ids", o.ids_file);
+    }
+    struct bench_run *run = calloc(1, sizeof *run);
+    t.window = malloc(((size_t)o.prefill + o.decode) * sizeof *t.window);
+    hr_error err = {0};
+    if (code == EXIT_OK && (run == NULL || t.window == NULL))
+        code = report_failure(HR_ERR_MEMORY, json, "bench: no memory for the results");
+    if (code == EXIT_OK) {
+        run->prefill = o.prefill;
+        run->decode = o.decode;
+        run->repeats = o.repeats;
+        run->ids = o.ids_file;
+        run->cold = o.cold;
+        const hr_status status = o.cold ? run_cold(&o, &t, run, &err)
+                                        : run_repeats(&o, &t, 0, o.repeats, run, &err);
+        if (interrupted()) code = report_failure(HR_ERR_CANCELLED, json, "interrupted");
+        else if (status != HR_OK) code = report_error(status, &err, json);
+        else if (json) bench_json(run);
+        else bench_print(run);
+    }
+    free(run);
+    free(t.window);
+    free(t.ids);
+    return finish_output(code);
 }
 
 int command_bench(int argc, char **argv)
 {
-    hr_bench_params params;
-    hr_bench_params_init(&params);
-    const char *isa = params.isa;
-    bool kernels = false, json = false, timed = false;
-    float seconds = 0;
-    const struct cli_option options[] = {
-        {"--kernels", OPTION_FLAG, &kernels, NULL, NULL},
-        {"--isa", OPTION_TEXT, &isa, NULL, NULL},
-        {"--seconds", OPTION_REAL, &seconds, NULL, &timed},
-        {"--rows", OPTION_U32, &params.rows, NULL, NULL},
-        {"--cols", OPTION_U32, &params.cols, NULL, NULL},
-        {"--pool", OPTION_SIZE, &params.pool, NULL, NULL},
-        {"--json", OPTION_FLAG, &json, NULL, NULL},
-    };
-    size_t count;
-    char message[256];
-    if (!args_parse(argc, argv, options, sizeof options / sizeof *options, NULL, 0, &count, message))
-        return report_failure(HR_ERR_USAGE, json, "bench: %s (see headrace help)", message);
-    if (!kernels) return report_failure(HR_ERR_USAGE, json, "bench: say what to measure: --kernels");
-    if (timed && !(seconds > 0))
-        return report_failure(HR_ERR_USAGE, json, "--seconds: give a number above 0");
-    if (strlen(isa) >= sizeof params.isa)
-        return report_failure(HR_ERR_USAGE, json, "--isa: there are no kernels '%.40s'", isa);
-    if (isa != params.isa) memcpy(params.isa, isa, strlen(isa) + 1);
-    params.seconds = (double)seconds;
-    struct json_out j;
-    struct table table = {.json = json ? &j : NULL};
-    hr_error err = {0};
-    const hr_status status = hr_bench_kernels(&params, on_row, &table, &err);
-    int code = EXIT_OK;
-    if (table.no_memory)
-        code = report_failure(HR_ERR_MEMORY, json, "bench: no memory for the results");
-    else if (status == HR_ERR_CANCELLED)
-        code = report_failure(HR_ERR_CANCELLED, json, "interrupted");
-    else if (status != HR_OK)
-        code = report_error(status, &err, json);
-    else if (json)
-        out_table(&j, &table);
-    free(table.rows);
-    return finish_output(code);
+    for (int i = 0; i < argc; i++)
+        if (strcmp(argv[i], "--kernels") == 0) return bench_kernels(argc, argv);
+    return bench_model(argc, argv);
 }

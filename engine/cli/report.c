@@ -63,6 +63,8 @@ void out_stats(struct json_out *j, const hr_stats *s)
     out_f64(j, "seconds_prefill", s->seconds_prefill);
     out_f64(j, "seconds_decode", s->seconds_decode);
     out_f64(j, "seconds_waiting", s->seconds_waiting);
+    out_f64(j, "seconds_compute", s->seconds_compute);
+    out_f64(j, "seconds_other", s->seconds_other);
     out_close(j, '}');
 }
 

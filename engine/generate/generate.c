@@ -57,6 +57,8 @@ static void update_stats(struct run *r)
     now.evictions -= b->evictions;
     now.transient_reads -= b->transient_reads;
     now.seconds_waiting -= b->seconds_waiting;
+    now.seconds_compute -= b->seconds_compute;
+    now.seconds_other -= b->seconds_other;
     r->result.stats = now;
 }
 

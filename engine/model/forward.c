@@ -109,6 +109,7 @@ static hr_status run_ffn(struct forward_call *call, uint32_t i, uint32_t n, hr_e
                           .weights = &w->moe, .scratch = &moe, .hidden = hidden};
     const hr_status st = moe_forward(&mc, &s->in, s->y, hidden, err);
     call->waited += mc.waited;
+    call->stored += mc.stored;
     if (st != HR_OK) return fail_prefix(err, st, "layer %u", i);
     keep_routes(call, &moe, &part->moe, w->bank, n);
     if (call->tap)

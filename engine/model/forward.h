@@ -19,7 +19,7 @@ struct forward_call {
     size_t route_stride;       /* values per MoE layer */
     hr_moe_fn tap;             /* or NULL */
     void *tap_user;
-    double waited;
+    double waited, stored;     /* as in moe_call */
 };
 
 /* Evaluates n ids at call->position. Logits of the last `rows` tokens (0..n) go to

@@ -275,5 +275,7 @@ void model_stats(struct model *m, hr_stats *out)
     out->seconds_prefill = m->totals.seconds_prefill;
     out->seconds_decode = m->totals.seconds_decode;
     out->seconds_waiting = m->totals.seconds_waiting;
+    out->seconds_compute = m->totals.seconds_compute;
+    out->seconds_other = m->totals.seconds_other;
     pthread_mutex_unlock(&m->lock);
 }

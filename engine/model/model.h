@@ -39,7 +39,7 @@ struct model {
     uint64_t lanes;       /* bit i: lane i is taken */
     struct {
         uint64_t prefilled, decoded;
-        double seconds_prefill, seconds_decode, seconds_waiting;
+        double seconds_prefill, seconds_decode, seconds_waiting, seconds_compute, seconds_other;
     } totals;
 };
 

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "quant/rvq.h"
 
 /* Experts computed in one go: enough to fill the threads, few enough that their records are
@@ -136,7 +137,9 @@ static hr_status compute_experts(struct moe_call *call, struct linear_input *rou
     struct moe_scratch *s = call->scratch;
     bool shared_pending = p->shared_inner > 0, finished = false;
     while (!finished) {
+        const double start = clock_seconds();
         const hr_status st = gather(call, &w, !shared_pending, &finished, err);
+        call->stored += clock_seconds() - start;
         if (st != HR_OK) {
             release(call, &w);
             return st;
@@ -227,7 +230,9 @@ hr_status moe_forward(struct moe_call *call, struct linear_input *in, float *y, 
     router_forward(call->nn, p, call->weights, in, &s->router, s->ids, s->weights);
     const uint32_t wanted = group_pairs(p, s, in->n);
     const struct cache_uses uses = {in->n, s->first, s->token};
+    const double start = clock_seconds();
     cache_begin(call->cache, call->lane, call->bank_index, s->wanted, wanted, &uses);
+    call->stored += clock_seconds() - start;
     if (p->shared_gate) {
         const struct linear_job gate = {&call->weights->shared_gate, s->shared_gate, 1};
         linear_run(call->nn, in, &gate, 1);

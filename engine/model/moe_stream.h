@@ -38,6 +38,7 @@ struct moe_call {
     struct moe_scratch *scratch;
     uint32_t hidden;
     double waited; /* seconds blocked on reads, added to */
+    double stored; /* seconds in calls of the cache, those blocked included, added to */
 };
 
 /* y[n][hidden] = routed experts + shared expert. After it s->ids and s->weights hold the routes. No

@@ -153,8 +153,13 @@ static hr_status prepare_routes(struct session *s, uint32_t n, hr_error *err)
                 n, values * 8);
 }
 
+struct spent {
+    double compute, waiting;
+};
+
+/* Adds to *spent the seconds of arithmetic and those blocked on reads. */
 static hr_status eval_chunks(struct session *s, const int32_t *ids, uint32_t n, int32_t which,
-                             float *logits, hr_error *err)
+                             float *logits, struct spent *spent, hr_error *err)
 {
     struct model *m = s->model;
     const size_t vocab = m->arch.vocab_size;
@@ -173,11 +178,11 @@ static hr_status eval_chunks(struct session *s, const int32_t *ids, uint32_t n, 
             call.route_ids = s->route_ids + at * width;
             call.route_weights = s->route_weights + at * width;
         }
+        const double start = clock_seconds();
         const hr_status st = forward(&call, ids + at, step, rows, to, err);
-        pthread_mutex_lock(&m->lock);
-        m->totals.seconds_waiting += call.waited;
-        pthread_mutex_unlock(&m->lock);
-        call.waited = 0;
+        spent->compute += clock_seconds() - start - call.stored;
+        spent->waiting += call.waited;
+        call.waited = call.stored = 0;
         if (st != HR_OK) return st;
         s->position += step;
         at += step;
@@ -218,18 +223,22 @@ hr_status session_eval(struct session *s, const int32_t *ids, size_t n, int32_t 
     if (s->record) TRY(prepare_routes(s, (uint32_t)n, err));
     const double start = clock_seconds();
     const uint64_t mode = float_mode_enter();
-    const hr_status st = eval_chunks(s, ids, (uint32_t)n, which, logits, err);
+    struct spent spent = {0, 0};
+    const hr_status st = eval_chunks(s, ids, (uint32_t)n, which, logits, &spent, err);
     float_mode_leave(mode);
-    const double spent = clock_seconds() - start;
+    const double seconds = clock_seconds() - start;
     s->poisoned = st != HR_OK;
     s->has_logits = st == HR_OK && which != HR_LOGITS_NONE;
     pthread_mutex_lock(&m->lock);
+    m->totals.seconds_waiting += spent.waiting;
+    m->totals.seconds_compute += spent.compute;
+    m->totals.seconds_other += seconds - spent.waiting - spent.compute;
     if (n == 1) {
         m->totals.decoded += st == HR_OK;
-        m->totals.seconds_decode += spent;
+        m->totals.seconds_decode += seconds;
     } else {
         m->totals.prefilled += st == HR_OK ? n : 0;
-        m->totals.seconds_prefill += spent;
+        m->totals.seconds_prefill += seconds;
     }
     pthread_mutex_unlock(&m->lock);
     return st;

@@ -147,6 +147,8 @@ class hr_stats(c.Structure):
         ("seconds_prefill", c.c_double),
         ("seconds_decode", c.c_double),
         ("seconds_waiting", c.c_double),
+        ("seconds_compute", c.c_double),
+        ("seconds_other", c.c_double),
     ]
 
 

@@ -45,6 +45,8 @@ class Stats:
     seconds_prefill: float
     seconds_decode: float
     seconds_waiting: float
+    seconds_compute: float
+    seconds_other: float
 
     @property
     def hit_rate(self) -> float:

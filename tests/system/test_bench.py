@@ -1,4 +1,4 @@
-"""`headrace bench --kernels`: what it measures is all there and consistent."""
+"""`headrace bench`: what it measures is all there and consistent."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ def test_text_table(headrace_bin):
 
 
 @pytest.mark.parametrize("args", [
-    [], ["--json"], ["--kernels", "MODEL"], ["--kernels", "--isa", "sse"],
+    [], ["--json"], ["A", "B"], ["MODEL", "--repeats", "0"], ["MODEL", "--repeats", "101"],
+    ["MODEL", "--prefill", "1"], ["MODEL", "--prefill", "0", "--decode", "0"],
+    ["MODEL", "--ctx", "10"], ["MODEL", "--seconds", "1"], ["--kernels", "MODEL"], ["--kernels", "--isa", "sse"],
     ["--kernels", "--isa", ""], ["--kernels", "--isa", "a-name-longer-than-the-field"],
     ["--kernels", "--seconds", "0"], ["--kernels", "--seconds", "-1"],
     ["--kernels", "--seconds", "1e9"], ["--kernels", "--seconds", "soon"],
@@ -210,3 +212,90 @@ def test_largest_cache_is_read(lib, tmp_path):
     assert C.cache_size_largest(str(tmp_path).encode()) == 512 << 20
     assert C.bench_pool_default(512 << 20) == 2048 << 20
     assert C.bench_pool_default(1 << 20) == 256 << 20
+
+
+# ---- bench MODEL -------------------------------------------------------------------------------
+
+
+def model_bench(binary, *args: object) -> dict:
+    done = bench(binary, *map(str, args), "--json")
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def check_phase(phase: dict, tokens: int, repeats: int) -> None:
+    assert phase["tokens"] == tokens and len(phase["repeats"]) == repeats
+    ordered = sorted(phase["repeats"])
+    assert phase["lowest"] == ordered[0] and phase["highest"] == ordered[-1]
+    middle = (ordered[(repeats - 1) // 2] + ordered[repeats // 2]) / 2
+    assert phase["tokens_per_second"] == pytest.approx(middle)
+    assert phase["bytes_per_token"] == pytest.approx(phase["bytes_read"] / repeats / tokens)
+    requests = phase["hits"] + phase["misses"]
+    assert phase["hit_rate"] == pytest.approx(phase["hits"] / requests)
+    assert phase["seconds"] == pytest.approx(sum(tokens / rate for rate in phase["repeats"]))
+
+
+def check_split(phase: dict) -> None:
+    """The library's three parts against the caller's clock."""
+    parts = [phase[f"seconds_{name}"] for name in ("compute", "waiting", "other")]
+    assert all(part >= 0 for part in parts) and parts[0] > 0
+    assert sum(parts) == pytest.approx(phase["seconds"], rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def id_file(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("ids") / "ids.txt"
+    path.write_text("\n".join(str(7 * i % 500) for i in range(300)))
+    return str(path)
+
+
+def test_streamed_model(headrace_bin, model_dir, id_file):
+    """A cache of a few records: every repeat reads, and no repeat is counted twice."""
+    sizes = ["--ctx", "52", "--chunk", "8"]
+    planned = subprocess.run([str(headrace_bin), "plan", str(model_dir), "--json", *sizes],
+                             capture_output=True, check=True).stdout
+    found = model_bench(headrace_bin, model_dir, "--ids", id_file, "--prefill", 40, "--decode", 12,
+                        "--repeats", 3, "--ram", json.loads(planned)["floor"], *sizes)
+    check_phase(found["prefill"], 40, 3)
+    check_phase(found["decode"], 12, 3)
+    check_split(found["decode"])
+    check_split(found["prefill"])
+    decode, model = found["decode"], found["model"]
+    assert decode["hits"] + decode["misses"] == 3 * 12 * model["moe_layers"] * model["top_k"]
+    assert decode["bytes_read"] == decode["misses"] * model["record_bytes"] > 0
+    assert decode["seconds_waiting"] > 0
+    assert found["cold"]["asked"] is found["cold"]["proven"] is False
+    assert found["stats"]["tokens_decoded"] == 4 * 12  # one repeat is not measured
+
+
+def test_resident_model_reads_nothing_once_it_is_warm(headrace_bin, model_dir, id_file):
+    found = model_bench(headrace_bin, model_dir, "--ids", id_file, "--prefill", 0, "--decode", 300,
+                        "--repeats", 1)
+    assert found["prefill"] is None
+    assert found["decode"]["bytes_read"] == 0 and found["decode"]["hit_rate"] == 1
+    check_split(found["decode"])
+
+
+def test_cold_repeats_do_the_same_work_and_say_whether_the_disk_did(
+        headrace_bin, model_dir, id_file):
+    found = model_bench(headrace_bin, model_dir, "--ids", id_file, "--prefill", 16, "--decode", 4,
+                        "--repeats", 2, "--cold")
+    cold, model = found["cold"], found["model"]
+    reads = found["prefill"]["bytes_read"] + found["decode"]["bytes_read"]
+    assert found["decode"]["misses"] % 2 == 0 and found["prefill"]["misses"] % 2 == 0
+    assert cold["asked"] and cold["library_bytes"] == reads + 2 * model["trunk_bytes"]
+    if cold["physical_bytes"] is not None:
+        assert cold["proven"] == (cold["physical_bytes"] >= 0.98 * cold["library_bytes"])
+    text = bench(headrace_bin, str(model_dir), "--prefill", "0", "--decode", "2", "--repeats", "1",
+                 "--cold").stdout.decode().splitlines()
+    assert text[3].startswith("decode") and text[-1].startswith("cold: ")
+    assert ("cold: proven" in text[-1]) == cold["proven"] or "could not" in text[-1]
+
+
+def test_bad_ids_are_named(headrace_bin, model_dir, tmp_path):
+    path = tmp_path / "ids"
+    for text, code in (("", 2), ("1 x 2", 2), ("1 2 99999999", 2)):
+        path.write_text(text)
+        done = bench(headrace_bin, str(model_dir), "--ids", str(path), "--repeats", "1")
+        assert done.returncode == code and done.stderr.startswith(b"headrace: ")
+    assert bench(headrace_bin, str(model_dir), "--ids", str(tmp_path / "none")).returncode == 5

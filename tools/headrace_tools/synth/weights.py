@@ -96,14 +96,13 @@ _OUTPUTS = (
 """Matrices whose result is added to the residual stream."""
 
 
-def output_gain(layers: int) -> float:
-    """Factor on what layers add: together about a quarter of the embedding's energy."""
-    return 0.5 / np.sqrt(2 * layers)
+OUTPUT = 0.5
+"""What a part adds to the residual stream, beside the embedding's 1 (root mean squares)."""
 
 
-def deviation(name: str, cols: int, layers: int) -> float:
+def deviation(name: str, cols: int) -> float:
     """Standard deviation of a trunk matrix: its product with inputs of mean square 1 has about 1."""
-    gain = output_gain(layers) if name.endswith(_OUTPUTS) else 1.0
+    gain = OUTPUT if name.endswith(_OUTPUTS) else 1.0
     if name == "head":
         gain = 2.0  # logits of standard deviation 2
     return gain / np.sqrt(cols)

@@ -21,7 +21,7 @@ from ..convert.errors import EXIT_IO, ConvertError
 from ..convert.writer import build_manifest, record_header, seal_trunk
 from ..crc32c import crc32c, crc32c_join
 from .routing import TopicEmbedding, router, topic_chain
-from .weights import Books, MatrixPool, deviation, output_gain, small_tensor
+from .weights import OUTPUT, Books, MatrixPool, deviation, small_tensor
 
 TOKENS = "tokens.txt"
 SYNTH = f"headrace-synth {__version__}"
@@ -45,7 +45,6 @@ class Synthesis:
     def __init__(self, pre: Preflight, seed: int) -> None:
         self.pre, self.seed = pre, seed
         model = pre.plan.model
-        self.layers = len(model["layers"])  # type: ignore[arg-type]
         self.embed_scale = float(model.get("embed_scale", 1.0))  # type: ignore[arg-type]
         self.books = Books(seed)
         self._pools: dict[tuple[str, int, float], MatrixPool] = {}
@@ -76,7 +75,7 @@ class Synthesis:
             values = router(rows, spec.cols, self._rng(3, number))
             yield from encode_block(tensor.codec, values, 0, rows)
         elif spec.kind == "matrix":
-            std = deviation(spec.name, spec.cols, self.layers)
+            std = deviation(spec.name, spec.cols)
             pool = self.pool(tensor.codec, spec.cols, std)
             stride = tensor.nbytes // spec.matrices
             for matrix in range(spec.matrices):
@@ -114,7 +113,7 @@ class Synthesis:
             count = max(4, min(64, bank.spec.experts, _BODY_BYTES // bank.record_bytes))
             wide = self.pool(bank.codec, hidden, 1 / np.sqrt(hidden))
             # Rows of silu(g) * u of unit normal g, u have a mean square of about 0.36.
-            gain = output_gain(self.layers) / 0.6
+            gain = OUTPUT / 0.6
             narrow = self.pool(bank.codec, inner, gain / np.sqrt(inner))
             made = []
             for _ in range(count):
