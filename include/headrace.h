@@ -158,12 +158,25 @@ typedef struct hr_plan_result {
     uint64_t bytes_per_token_cold;      /* read from disk per decoded token, nothing cached */
     uint32_t cache_slots, total_experts;
     uint32_t ctx, chunk, fits, reserved; /* fits: 1 when floor <= ram */
+    /* What decoding a token reads from memory, in bytes: resident weights, expert records, recurrent
+     * state (written too), and attention state for every token before it. */
+    uint64_t trunk_per_token, experts_per_token, state_per_token, state_per_position;
+    uint32_t layers, moe_layers, experts, top_k; /* the last two: the largest of a layer */
+    uint32_t trunk_rows, trunk_cols;     /* the layers' matrix that is read most */
+    uint32_t expert_width, expert_inner; /* of an expert's matrices */
+    uint32_t threads, io_threads, has_tokenizer, reserved2;
+    char trunk_codec[16], expert_codec[16]; /* that hold most bytes */
 } hr_plan_result;
 
 /* Fills *plan for the container at `path`; fails only when the container is not
  * readable. plan->size must be set by the caller. */
 HR_API hr_status hr_plan(const char *path, const hr_model_params *params,
                          hr_plan_result *plan, hr_error *err);
+
+/* The same for a container that does not exist yet, from the manifest that it would have; checksums
+ * may be any numbers. */
+HR_API hr_status hr_plan_manifest(const char *manifest, size_t n, const hr_model_params *params,
+                                  hr_plan_result *plan, hr_error *err);
 
 /* Reads every byte of every file and checks it. `report` (may be NULL) is called
  * for every fault found (fault = 1, text names file, layer, expert, offset) and
@@ -424,6 +437,107 @@ typedef int32_t (*hr_bench_fn)(void *user, const hr_bench_row *row);
  * be NULL. */
 HR_API hr_status hr_bench_kernels(const hr_bench_params *params, hr_bench_fn callback, void *user,
                                   hr_error *err);
+
+/* ---- advice: will a model run here, and how fast ------------------------ */
+
+/* Reads in flight, and what a drive gives then. */
+typedef struct hr_disk_rate {
+    uint32_t depth, reads;    /* reads: how many it was measured with; 0: it was not */
+    double bytes_per_second;
+    double lowest, highest;   /* of the slices of time it was measured in */
+    double seconds_per_read;
+} hr_disk_rate;
+
+typedef struct hr_probe_params {
+    size_t size;
+    double disk_seconds;    /* of reading, in all; 0 = 2; below 0: the drive is not measured */
+    double compute_seconds; /* of computing, in all; 0 = 1; below 0: not measured */
+    uint64_t record_bytes;  /* of one read, for a path that is no container; 0 = 1 MiB */
+    uint64_t seed;          /* which records are read; 0: others at each call */
+    uint64_t pool;          /* bytes of weights to walk through; 0: more than caches hold. No more is taken */
+    int32_t direct;         /* as in hr_model_params */
+    uint32_t threads;       /* as in hr_model_params */
+    char isa[16];
+    char expert_codec[16], trunk_codec[16]; /* "" or "none": not measured */
+    char other_codec[16];   /* experts in another codec beside; "": none */
+    uint32_t expert_width, expert_inner, top_k, trunk_rows, trunk_cols, reserved;
+} hr_probe_params;
+
+/* Defaults; from a plan (may be NULL) also what it says of shapes, codecs and threads. */
+HR_API void hr_probe_params_init(hr_probe_params *params, const hr_plan_result *plan);
+
+typedef struct hr_probe_result {
+    size_t size;
+    /* The drive. `cold` is proven: the system accounts for reads from devices (`accounted`), and they
+     * were at least 98 % of what was asked for. Otherwise figures may be those of memory. */
+    hr_disk_rate disk[4];   /* ascending depth */
+    uint32_t disk_rates;    /* 0: not measured */
+    uint32_t best_depth;    /* the smallest within 5 % of the highest rate */
+    uint64_t asked, physical; /* bytes */
+    uint32_t accounted, cold, direct;
+    uint32_t fresh;         /* measured with a file written just now, which flatters some drives */
+    uint32_t rotational, usb, network, memory; /* facts, where the system tells */
+    char filesystem[24], device[40];
+    /* All threads together, bytes per second; 0: not measured. */
+    double memory_rate;     /* a plain read */
+    double expert_rate, other_rate, trunk_rate; /* stored bytes of weights, one token */
+    double dispatch_seconds; /* a parallel region with nothing in it */
+    uint32_t threads, reserved;
+    /* The machine. UINT64_MAX: no limit */
+    uint64_t physical_memory, available, cgroup_room, memlock, swap_used;
+    char huge_pages[16];
+} hr_probe_result;
+
+/* Measures the drive under `path` and what all threads compute. Of a container its banks are read, of a
+ * file the file itself; in a directory without a manifest a scratch file is written, read and gone.
+ * path may be NULL when the drive is not measured. */
+HR_API hr_status hr_probe(const char *path, const hr_probe_params *params, hr_probe_result *result,
+                          hr_error *err);
+
+enum { HR_LIMIT_DISK = 0, HR_LIMIT_MEMORY = 1, HR_LIMIT_COMPUTE = 2 };
+enum { HR_READY = 0, HR_WARN = 1, HR_NO = 2 };
+/* What could be changed. */
+enum {
+    HR_LEVER_RAM = 0,          /* twice the ram, or what holds the whole model */
+    HR_LEVER_FASTER_DRIVE = 1, /* twice the bandwidth */
+    HR_LEVER_SECOND_DRIVE = 2, /* the experts split over two such drives */
+    HR_LEVER_CODEC = 3,        /* experts in other_codec of the probe */
+    HR_LEVER_THREADS = 4,      /* twice the cores, of the same memory */
+    HR_LEVERS = 5
+};
+
+typedef struct hr_forecast_params {
+    size_t size;
+    const hr_plan_result *plan;
+    const hr_probe_result *probe;
+    double hit_rate;         /* share of expert requests that the cache answers; below 0: by a table of
+                                measured models, from cache size and numbers of experts */
+    const double *misses;    /* [miss_count]: share of layers that miss 0, 1, ... experts; NULL: from hit_rate */
+    uint32_t miss_count;
+    uint32_t position;       /* tokens of context; 0 = 512 */
+    uint64_t other_record_bytes; /* an expert in other_codec; 0: unknown */
+} hr_forecast_params;
+
+HR_API void hr_forecast_params_init(hr_forecast_params *params);
+
+typedef struct hr_forecast_result {
+    size_t size;
+    double tokens_per_second, low, high; /* of decoding */
+    double hit_rate, hit_low, hit_high;
+    double bytes_read;       /* from disk, per token */
+    double seconds_disk, seconds_compute; /* per token, each as if it were alone */
+    double lever[5];         /* HR_LEVER_*: tokens per second with it; 0: does not apply or is unknown */
+    int32_t limit;           /* HR_LIMIT_* */
+    int32_t best_lever;      /* HR_LEVER_*; -1: none gains 5 % */
+    int32_t verdict;         /* HR_READY, HR_WARN, HR_NO */
+    uint32_t reasons;        /* texts in `reason`, the gravest first */
+    int32_t grade[12];       /* of each: HR_NO, HR_WARN, or HR_READY for what is only worth knowing */
+    char reason[12][224];
+} hr_forecast_result;
+
+/* From numbers alone: reads nothing. HR_ERR_USAGE when the probe lacks what it needs. */
+HR_API hr_status hr_forecast(const hr_forecast_params *params, hr_forecast_result *result,
+                             hr_error *err);
 
 /* ---- hashing ----------------------------------------------------------- */
 

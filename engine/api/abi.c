@@ -4,10 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "api/exchange.h"
 #include "base/crc32c.h"
 #include "generate/generate.h"
 #include "kernels/kernels.h"
 #include "model/session.h"
+#include "model/token_cost.h"
 
 /* The opaque types are the internal ones under their public names. */
 static struct model *model_of(const hr_model *m)
@@ -44,30 +46,6 @@ void hr_model_params_init(hr_model_params *params)
     snprintf(params->isa, sizeof params->isa, "auto");
 }
 
-/* Callers of an older or newer header: take the fields both know, keep defaults for the rest. */
-static hr_status take_params(const hr_model_params *given, hr_model_params *out, hr_error *err)
-{
-    hr_model_params_init(out);
-    if (!given) return HR_OK;
-    if (given->size < sizeof(size_t) || given->size > 4096)
-        return fail(err, HR_ERR_USAGE, "hr_model_params.size is %zu; call hr_model_params_init first",
-                    given->size);
-    memcpy(out, given, given->size < sizeof *out ? given->size : sizeof *out);
-    out->size = sizeof *out;
-    return HR_OK;
-}
-
-/* Copies as much of an output struct as the caller's size takes, leaving its size field alone. */
-static hr_status give(void *to, size_t to_size, const void *from, size_t from_size, hr_error *err)
-{
-    if (to_size < sizeof(size_t) || to_size > 65536)
-        return fail(err, HR_ERR_USAGE, "the size field of the result is %zu; set it to sizeof", to_size);
-    const size_t n = to_size < from_size ? to_size : from_size;
-    if (n > sizeof(size_t))
-        memcpy((char *)to + sizeof(size_t), (const char *)from + sizeof(size_t), n - sizeof(size_t));
-    return HR_OK;
-}
-
 hr_status hr_model_open(const char *path, const hr_model_params *params, hr_model **out,
                         hr_error *err)
 {
@@ -101,19 +79,6 @@ static void codec_of_experts(const struct model *m, char out[16])
     snprintf(out, 16, "%s", name);
 }
 
-/* The codec that holds most bytes of the layers' tensors; embedding and head may have another. */
-static enum codec codec_of_trunk(const struct container *c)
-{
-    uint64_t bytes[16] = {0};
-    enum codec best = CODEC_NONE;
-    for (uint32_t i = 0; i < c->tensor_count; i++)
-        if (strncmp(c->tensors[i].name, "layers.", 7) == 0 && (uint32_t)c->tensors[i].codec < 16)
-            bytes[c->tensors[i].codec] += c->tensors[i].bytes;
-    for (uint32_t codec = 1; codec < 16; codec++)
-        if (bytes[codec] > bytes[best]) best = (enum codec)codec;
-    return best;
-}
-
 hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error *err)
 {
     const struct model *m = model_of(model);
@@ -144,61 +109,10 @@ hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error
     snprintf(i.name, sizeof i.name, "%s", m->arch.name);
     snprintf(i.isa, sizeof i.isa, "%s", m->nn.k->isa);
     snprintf(i.io_mode, sizeof i.io_mode, "%s", expert_cache_io_mode(m->cache));
-    snprintf(i.trunk_codec, sizeof i.trunk_codec, "%s", codec_name(codec_of_trunk(m->c)));
+    snprintf(i.trunk_codec, sizeof i.trunk_codec, "%s", codec_name(trunk_codec_of(m->c)));
     codec_of_experts(m, i.expert_codec);
     snprintf(i.container_sha256, sizeof i.container_sha256, "%s", m->c->sha256);
     return give(info, info->size, &i, sizeof i, err);
-}
-
-static void plan_fill(const struct plan *p, hr_plan_result *r)
-{
-    r->trunk = p->trunk;
-    r->state = p->state;
-    r->scratch = p->scratch;
-    r->io = p->io;
-    r->overhead = p->overhead;
-    r->cache = p->cache;
-    r->total = p->total;
-    r->floor = p->floor;
-    r->recommended = p->recommended;
-    r->ram = p->ram;
-    r->available = p->available;
-    r->record_bytes = p->record_bytes;
-    r->working_set = p->working_set_records * p->record_bytes;
-    r->bytes_per_token_cold = r->working_set;
-    r->cache_slots = p->slots;
-    r->total_experts = p->total_experts;
-    r->ctx = p->ctx;
-    r->chunk = p->chunk;
-    r->fits = p->floor <= p->ram;
-}
-
-static hr_status plan_container(const struct container *c, const hr_model_params *params,
-                                hr_plan_result *result, hr_error *err)
-{
-    struct architecture arch;
-    struct memory_probe memory;
-    struct plan plan;
-    TRY(model_check(c, &arch, err));
-    memory_probe_read("", &memory);
-    TRY(plan_make(c, &arch, params, &memory, &plan, err));
-    plan_fill(&plan, result);
-    return HR_OK;
-}
-
-hr_status hr_plan(const char *path, const hr_model_params *params, hr_plan_result *plan,
-                  hr_error *err)
-{
-    hr_model_params p;
-    hr_plan_result r = {.size = sizeof r};
-    struct container *c = NULL;
-    if (!path || !plan) return fail(err, HR_ERR_USAGE, "path or plan is NULL");
-    TRY(take_params(params, &p, err));
-    TRY(container_open(path, NULL, &c, err));
-    const hr_status st = plan_container(c, &p, &r, err);
-    container_close(c);
-    if (st != HR_OK) return st;
-    return give(plan, plan->size, &r, sizeof r, err);
 }
 
 hr_status hr_verify(const char *path, hr_verify_fn report, void *user, hr_error *err)

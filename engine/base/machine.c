@@ -77,7 +77,10 @@ static void look_at_device(char *directory, struct drive_facts *out, int depth)
     const char *name = strrchr(directory, '/');
     if (depth == 0 && name) snprintf(out->device, sizeof out->device, "%.39s", name + 1);
     if (strstr(directory, "/usb")) out->usb = true;
-    if (read_line(directory, "/queue/rotational", line, sizeof line) && line[0] == '1')
+    /* The drives of virtual machines say so too, whatever is behind them. */
+    const bool virtual_drive = strstr(directory, "/virtio") || strstr(directory, "/vbd-");
+    if (!virtual_drive && read_line(directory, "/queue/rotational", line, sizeof line) &&
+        line[0] == '1')
         out->rotational = true;
     if (depth == NESTING || !is_directory(directory, "/slaves") || !join(part, directory, "/slaves"))
         return;

@@ -46,6 +46,7 @@ int command_plan(int argc, char **argv);
 int command_info(int argc, char **argv);
 int command_bench(int argc, char **argv);
 int command_trace(int argc, char **argv);
+int command_doctor(int argc, char **argv);
 
 int exit_code(hr_status status);
 /* Prints "headrace: ..." on stderr; with `json` also {"error": ...} on stdout. Returns the exit

@@ -26,6 +26,9 @@ static const char HELP[] =
     "  inspect MODEL    what a container holds\n"
     "  verify MODEL     read and check every byte\n"
     "  plan MODEL       what it needs and what fits (exit code 4 when it does not)\n"
+    "  doctor MODEL     will it run well here: measures the drive (two seconds) and the processor,\n"
+    "                   forecasts tokens per second, says what limits them and what would help\n"
+    "    --seconds S    of reading;  --position N   tokens of context (default 512)\n"
     "  info [MODEL]     version; with a model, the kernels and reading mode in use\n"
     "  bench MODEL      speed of prefill and decode, bytes read, what the time went to\n"
     "    --prefill N (default 128)  --decode N (32)  --repeats R (5)\n"
@@ -63,6 +66,7 @@ static const struct {
     {"run", command_run},       {"score", command_score}, {"inspect", command_inspect},
     {"verify", command_verify}, {"plan", command_plan},   {"info", command_info},
     {"bench", command_bench},   {"trace", command_trace},
+    {"doctor", command_doctor},
 };
 
 int main(int argc, char **argv)

@@ -12,11 +12,12 @@ The engine is a C library; this package calls it through ctypes. Errors are subc
 
 from ._abi import library as _library
 from ._abi import use_library
+from .advice import DiskRate, Forecast, Probe, forecast, probe
 from .errors import (CancelledError, ContextError, FormatError, HeadraceError, HeadraceIOError,
                      HeadraceMemoryError, NumericError, UnsupportedError, UsageError)
 from .generation import Generation, Stats, Token
 from .model import Info, Model, Stream
-from .plan import Plan, plan, verify
+from .plan import Plan, plan, plan_manifest, verify
 
 
 def version() -> str:
@@ -25,7 +26,8 @@ def version() -> str:
 
 
 __all__ = [
-    "CancelledError", "ContextError", "FormatError", "Generation", "HeadraceError",
-    "HeadraceIOError", "HeadraceMemoryError", "Info", "Model", "NumericError", "Plan", "Stats",
-    "Stream", "Token", "UnsupportedError", "UsageError", "plan", "use_library", "verify", "version",
+    "CancelledError", "ContextError", "DiskRate", "Forecast", "FormatError", "Generation",
+    "HeadraceError", "HeadraceIOError", "HeadraceMemoryError", "Info", "Model", "NumericError",
+    "Plan", "Probe", "Stats", "Stream", "Token", "UnsupportedError", "UsageError", "forecast",
+    "plan", "plan_manifest", "probe", "use_library", "verify", "version",
 ]

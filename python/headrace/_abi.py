@@ -37,6 +37,10 @@ HR_FINISH_CONTEXT = 2
 HR_FINISH_CANCELLED = 3
 HR_FINISH_ERROR = 4
 HR_EFFORT_GREEDY, HR_EFFORT_DEFAULT, HR_EFFORT_HIGH = 0, 1, 2
+HR_LIMIT_DISK, HR_LIMIT_MEMORY, HR_LIMIT_COMPUTE = 0, 1, 2
+HR_READY, HR_WARN, HR_NO = 0, 1, 2
+HR_LEVER_RAM, HR_LEVER_FASTER_DRIVE, HR_LEVER_SECOND_DRIVE, HR_LEVER_CODEC, HR_LEVER_THREADS = 0, 1, 2, 3, 4
+HR_LEVERS = 5
 HR_BENCH_CODEC, HR_BENCH_OPERATION, HR_BENCH_READ, HR_BENCH_PEAK = 0, 1, 2, 3
 
 # ---- structs -----------------------------------------------------------------------------------
@@ -120,6 +124,24 @@ class hr_plan_result(c.Structure):
         ("chunk", _u32),
         ("fits", _u32),
         ("reserved", _u32),
+        ("trunk_per_token", _u64),
+        ("experts_per_token", _u64),
+        ("state_per_token", _u64),
+        ("state_per_position", _u64),
+        ("layers", _u32),
+        ("moe_layers", _u32),
+        ("experts", _u32),
+        ("top_k", _u32),
+        ("trunk_rows", _u32),
+        ("trunk_cols", _u32),
+        ("expert_width", _u32),
+        ("expert_inner", _u32),
+        ("threads", _u32),
+        ("io_threads", _u32),
+        ("has_tokenizer", _u32),
+        ("reserved2", _u32),
+        ("trunk_codec", c.c_char * 16),
+        ("expert_codec", c.c_char * 16),
     ]
 
 
@@ -247,6 +269,109 @@ class hr_bench_row(c.Structure):
     ]
 
 
+class hr_disk_rate(c.Structure):
+    _fields_ = [
+        ("depth", _u32),
+        ("reads", _u32),
+        ("bytes_per_second", c.c_double),
+        ("lowest", c.c_double),
+        ("highest", c.c_double),
+        ("seconds_per_read", c.c_double),
+    ]
+
+
+class hr_probe_params(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("disk_seconds", c.c_double),
+        ("compute_seconds", c.c_double),
+        ("record_bytes", _u64),
+        ("seed", _u64),
+        ("pool", _u64),
+        ("direct", _i32),
+        ("threads", _u32),
+        ("isa", c.c_char * 16),
+        ("expert_codec", c.c_char * 16),
+        ("trunk_codec", c.c_char * 16),
+        ("other_codec", c.c_char * 16),
+        ("expert_width", _u32),
+        ("expert_inner", _u32),
+        ("top_k", _u32),
+        ("trunk_rows", _u32),
+        ("trunk_cols", _u32),
+        ("reserved", _u32),
+    ]
+
+
+class hr_probe_result(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("disk", hr_disk_rate * 4),
+        ("disk_rates", _u32),
+        ("best_depth", _u32),
+        ("asked", _u64),
+        ("physical", _u64),
+        ("accounted", _u32),
+        ("cold", _u32),
+        ("direct", _u32),
+        ("fresh", _u32),
+        ("rotational", _u32),
+        ("usb", _u32),
+        ("network", _u32),
+        ("memory", _u32),
+        ("filesystem", c.c_char * 24),
+        ("device", c.c_char * 40),
+        ("memory_rate", c.c_double),
+        ("expert_rate", c.c_double),
+        ("other_rate", c.c_double),
+        ("trunk_rate", c.c_double),
+        ("dispatch_seconds", c.c_double),
+        ("threads", _u32),
+        ("reserved", _u32),
+        ("physical_memory", _u64),
+        ("available", _u64),
+        ("cgroup_room", _u64),
+        ("memlock", _u64),
+        ("swap_used", _u64),
+        ("huge_pages", c.c_char * 16),
+    ]
+
+
+class hr_forecast_params(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("plan", c.POINTER(hr_plan_result)),
+        ("probe", c.POINTER(hr_probe_result)),
+        ("hit_rate", c.c_double),
+        ("misses", c.POINTER(c.c_double)),
+        ("miss_count", _u32),
+        ("position", _u32),
+        ("other_record_bytes", _u64),
+    ]
+
+
+class hr_forecast_result(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("tokens_per_second", c.c_double),
+        ("low", c.c_double),
+        ("high", c.c_double),
+        ("hit_rate", c.c_double),
+        ("hit_low", c.c_double),
+        ("hit_high", c.c_double),
+        ("bytes_read", c.c_double),
+        ("seconds_disk", c.c_double),
+        ("seconds_compute", c.c_double),
+        ("lever", c.c_double * 5),
+        ("limit", _i32),
+        ("best_lever", _i32),
+        ("verdict", _i32),
+        ("reasons", _u32),
+        ("grade", _i32 * 12),
+        ("reason", (c.c_char * 224) * 12),
+    ]
+
+
 class hr_sha256(c.Structure):
     _fields_ = [("state", _u32 * 8), ("length", _u64), ("block", c.c_uint8 * 64)]
 
@@ -279,6 +404,10 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "hr_model_close": (None, [_model_p]),
     "hr_model_get_info": (c.c_int, [_model_p, c.POINTER(hr_model_info), _error_p]),
     "hr_plan": (c.c_int, [c.c_char_p, c.POINTER(hr_model_params), c.POINTER(hr_plan_result), _error_p]),
+    "hr_plan_manifest": (
+        c.c_int,
+        [c.c_char_p, c.c_size_t, c.POINTER(hr_model_params), c.POINTER(hr_plan_result), _error_p],
+    ),
     "hr_verify": (c.c_int, [c.c_char_p, hr_verify_fn, c.c_void_p, _error_p]),
     "hr_tokenize": (c.c_int, [_model_p, c.c_char_p, c.c_size_t, _i32, _ids_p, c.c_size_t, _size_p, _error_p]),
     "hr_detokenize": (c.c_int, [_model_p, _ids_p, c.c_size_t, c.c_void_p, c.c_size_t, _size_p, _error_p]),
@@ -319,6 +448,16 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     ),
     "hr_bench_params_init": (None, [c.POINTER(hr_bench_params)]),
     "hr_bench_kernels": (c.c_int, [c.POINTER(hr_bench_params), hr_bench_fn, c.c_void_p, _error_p]),
+    "hr_probe_params_init": (None, [c.POINTER(hr_probe_params), c.POINTER(hr_plan_result)]),
+    "hr_probe": (
+        c.c_int,
+        [c.c_char_p, c.POINTER(hr_probe_params), c.POINTER(hr_probe_result), _error_p],
+    ),
+    "hr_forecast_params_init": (None, [c.POINTER(hr_forecast_params)]),
+    "hr_forecast": (
+        c.c_int,
+        [c.POINTER(hr_forecast_params), c.POINTER(hr_forecast_result), _error_p],
+    ),
     "hr_sha256_init": (None, [c.POINTER(hr_sha256)]),
     "hr_sha256_update": (None, [c.POINTER(hr_sha256), c.c_void_p, c.c_size_t]),
     "hr_sha256_final": (None, [c.POINTER(hr_sha256), c.POINTER(c.c_uint8)]),

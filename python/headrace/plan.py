@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from . import _abi
@@ -29,6 +29,13 @@ class Plan:
         record_bytes: one expert; `working_set`: layers x top_k experts.
         bytes_per_token_cold: read from disk for a decoded token when nothing is cached.
         fits: floor <= ram.
+        trunk_per_token, experts_per_token, state_per_token, state_per_position: bytes that decoding
+            a token reads from memory: resident weights, experts, recurrent state, and attention
+            state for every token before it.
+        layers, moe_layers, experts, top_k: the last two are the largest of a layer.
+        trunk_rows, trunk_cols, expert_width, expert_inner: shapes of what is read most.
+        threads, io_threads: as chosen.
+        trunk_codec, expert_codec: those that hold most bytes; "none" without experts.
     """
 
     trunk: int
@@ -50,6 +57,47 @@ class Plan:
     ctx: int
     chunk: int
     fits: bool
+    trunk_per_token: int
+    experts_per_token: int
+    state_per_token: int
+    state_per_position: int
+    layers: int
+    moe_layers: int
+    experts: int
+    top_k: int
+    trunk_rows: int
+    trunk_cols: int
+    expert_width: int
+    expert_inner: int
+    threads: int
+    io_threads: int
+    has_tokenizer: bool
+    trunk_codec: str
+    expert_codec: str
+
+    @classmethod
+    def from_c(cls, raw: _abi.hr_plan_result) -> Plan:
+        return cls(**fields_from_c(cls, raw))
+
+    def to_c(self) -> _abi.hr_plan_result:
+        raw = _abi.hr_plan_result(size=ctypes.sizeof(_abi.hr_plan_result))
+        for name in self.__slots__:
+            value = getattr(self, name)
+            setattr(raw, name, value.encode() if isinstance(value, str) else value)
+        return raw
+
+
+def fields_from_c(cls: type, raw: ctypes.Structure) -> dict[str, Any]:
+    """Those fields of the dataclass `cls` that a C struct has too."""
+    values = {}
+    for field in fields(cls):
+        if not hasattr(raw, field.name):
+            continue
+        value = getattr(raw, field.name)
+        if field.type == "bool":
+            value = bool(value)
+        values[field.name] = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return values
 
 
 def plan(path: str | os.PathLike[str], **params: Any) -> Plan:
@@ -65,8 +113,20 @@ def plan(path: str | os.PathLike[str], **params: Any) -> Plan:
                          ctypes.byref(raw), ctypes.byref(error))
     if status != _abi.HR_OK:
         raise from_status(status, error)
-    values = {name: getattr(raw, name) for name in Plan.__slots__}
-    return Plan(**(values | {"fits": bool(raw.fits)}))
+    return Plan.from_c(raw)
+
+
+def plan_manifest(manifest: bytes, **params: Any) -> Plan:
+    """The same for a container that does not exist yet, from the text of the manifest that it
+    would have; checksums in it may be any numbers."""
+    lib = _abi.library()
+    raw = _abi.hr_plan_result(size=ctypes.sizeof(_abi.hr_plan_result))
+    error = _abi.hr_error()
+    status = lib.hr_plan_manifest(manifest, len(manifest), ctypes.byref(model_params(lib, **params)),
+                                  ctypes.byref(raw), ctypes.byref(error))
+    if status != _abi.HR_OK:
+        raise from_status(status, error)
+    return Plan.from_c(raw)
 
 
 def verify(path: str | os.PathLike[str],

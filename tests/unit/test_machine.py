@@ -93,6 +93,12 @@ def test_what_lies_below_a_volume_counts(tree, drive) -> None:
     assert drive(253, 1) == expected(filesystem="ext4", device="dm-1", rotational=True)
 
 
+def test_a_virtual_drive_is_not_believed_to_spin(tree, drive) -> None:
+    tree.device("pci0/virtio1/block/vda", "254:0", 1)
+    tree.mount("254:0", "ext4", "/dev/vda")
+    assert drive(254, 0) == expected(filesystem="ext4", device="vda")
+
+
 @pytest.mark.parametrize("kind, fact", [("nfs4", "network"), ("virtiofs", "network"),
                                         ("tmpfs", "memory")])
 def test_no_drive_of_this_machine(tree, drive, kind: str, fact: str) -> None:

@@ -1,0 +1,36 @@
+/* Tokens per second from numbers alone. */
+#ifndef ADVISE_FORECAST_H
+#define ADVISE_FORECAST_H
+
+#include <stdbool.h>
+
+#include "base/status.h"
+
+/* What one estimate rests on; the levers are other estimates. */
+struct estimate_input {
+    uint32_t layers, moe_layers, experts, top_k, in_flight;
+    uint64_t slots;
+    double record;   /* bytes of an expert */
+    double trunk, state; /* bytes per token */
+    double expert_rate, trunk_rate, memory_rate, dispatch;
+    double bandwidth[4]; /* at 1, 2, 4, 8 reads in flight; 0: unknown */
+    double hit_rate;
+    const double *misses; /* [miss_count], or NULL */
+    uint32_t miss_count;
+};
+
+struct estimate {
+    double seconds; /* of a token */
+    double disk, compute; /* each as if alone */
+    double bytes;   /* read from disk */
+};
+
+void estimate(const struct estimate_input *in, struct estimate *out);
+
+/* The contract of hr_forecast; fills everything but the verdict. */
+hr_status forecast_run(const hr_forecast_params *p, hr_forecast_result *out, hr_error *err);
+
+/* verdict.c: verdict and reasons. */
+void verdict_give(const hr_forecast_params *p, hr_forecast_result *r);
+
+#endif

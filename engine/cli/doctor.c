@@ -1,0 +1,82 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/doctor.h"
+
+enum { OWN_OPTIONS = 2, RECORD_HEADER = 64, PAGE = 4096 };
+
+struct doctor_options {
+    struct model_options model;
+    float seconds; /* of reading */
+    uint32_t position;
+};
+
+/* Bytes of an expert in another codec; 0 when it is not smaller than now. */
+static uint64_t smaller_record(const char *codec, const hr_plan_result *plan)
+{
+    const uint32_t width = plan->expert_width, inner = plan->expert_inner;
+    hr_quant_params q;
+    uint64_t up, down, books;
+    hr_quant_params_init(&q);
+    snprintf(q.codec, sizeof q.codec, "%s", codec);
+    if (width == 0 || inner == 0 || hr_quant_bytes(&q, inner, width, &up, &books, NULL) != HR_OK ||
+        hr_quant_bytes(&q, width, inner, &down, &books, NULL) != HR_OK)
+        return 0;
+    const uint64_t record = (RECORD_HEADER + 2 * up + down + PAGE - 1) / PAGE * PAGE;
+    return record < plan->record_bytes ? record : 0;
+}
+
+static hr_status examine(const char *path, const struct doctor_options *o, struct doctor *d,
+                         hr_error *err)
+{
+    static const char other[] = "rvq4x64"; /* the converter's rvq3 */
+    hr_probe_params probe;
+    hr_forecast_params forecast;
+    hr_status status = hr_plan(path, &o->model.params, &d->plan, err);
+    if (status != HR_OK) return status;
+    const uint64_t record = smaller_record(other, &d->plan);
+    hr_probe_params_init(&probe, &d->plan);
+    probe.disk_seconds = (double)o->seconds;
+    probe.direct = o->model.params.direct;
+    memcpy(probe.isa, o->model.params.isa, sizeof probe.isa);
+    if (d->plan.moe_layers == 0) probe.disk_seconds = -1;
+    if (record > 0) memcpy(probe.other_codec, other, sizeof other);
+    status = hr_probe(path, &probe, &d->probe, err);
+    if (status != HR_OK) return status;
+    hr_forecast_params_init(&forecast);
+    forecast.plan = &d->plan;
+    forecast.probe = &d->probe;
+    forecast.position = o->position;
+    forecast.other_record_bytes = record;
+    return hr_forecast(&forecast, &d->forecast, err);
+}
+
+int command_doctor(int argc, char **argv)
+{
+    struct doctor_options o = {.seconds = 2};
+    struct doctor d = {{.size = sizeof d.plan}, {.size = sizeof d.probe},
+                       {.size = sizeof d.forecast}};
+    model_options_init(&o.model);
+    struct cli_option options[MODEL_OPTION_COUNT + OWN_OPTIONS] = {
+        {"--seconds", OPTION_REAL, &o.seconds, NULL, NULL},
+        {"--position", OPTION_U32, &o.position, NULL, NULL},
+    };
+    model_options_describe(&o.model, options + OWN_OPTIONS);
+    const char *path;
+    size_t count;
+    char message[256];
+    const bool parsed =
+        args_parse(argc, argv, options, MODEL_OPTION_COUNT + OWN_OPTIONS, &path, 1, &count, message);
+    const bool json = o.model.json;
+    if (!parsed) return report_failure(HR_ERR_USAGE, json, "doctor: %s (see headrace help)", message);
+    model_options_finish(&o.model);
+    if (count != 1) return report_failure(HR_ERR_USAGE, json, "doctor: give one MODEL");
+    if (!(o.seconds > 0 && o.seconds <= 60))
+        return report_failure(HR_ERR_USAGE, json, "doctor: --seconds must be above 0 and at most 60");
+    hr_error err = {0};
+    const hr_status status = examine(path, &o, &d, &err);
+    if (status != HR_OK) return finish_output(report_error(status, &err, json));
+    if (json) doctor_print_json(&d);
+    else doctor_print(&d);
+    return finish_output(d.plan.fits ? EXIT_OK : EXIT_MEMORY);
+}

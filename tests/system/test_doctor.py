@@ -1,0 +1,150 @@
+"""`headrace doctor`, the probe behind it, and plans of containers that do not exist yet."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+
+def doctor(binary, *args, env=None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([str(binary), "doctor", *map(str, args)], capture_output=True, timeout=120,
+                          env=env)
+
+
+@pytest.fixture(scope="module")
+def examined(headrace_bin, model_dir) -> dict:
+    done = doctor(headrace_bin, model_dir, "--ram", "12MiB", "--seconds", "0.3", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_plan_is_that_of_plan(examined, headrace, model_dir) -> None:
+    plan = headrace.plan(model_dir, ram="12MiB")
+    for name in ("floor", "cache", "cache_slots", "record_bytes", "total"):
+        assert examined["plan"][name] == getattr(plan, name)
+
+
+def test_what_a_token_costs(headrace, model_dir) -> None:
+    plan = headrace.plan(model_dir)
+    manifest = json.loads((model_dir / "manifest.json").read_text())
+    tensors = manifest["trunk"]["tensors"]
+    held = sum(t["bytes"] for t in tensors)
+    embed = next(t["bytes"] for t in tensors if t["name"] == "embed")
+    assert plan.trunk_per_token == (held if manifest["model"]["head"] == "embed" else held - embed)
+    top_k = [f["top_k"] for f in manifest["model"]["ffns"] if f["kind"] == "moe"][0]
+    assert plan.experts_per_token == sum(top_k * b["record_bytes"] for b in manifest["experts"])
+    assert (plan.trunk_codec, plan.expert_codec) == ("int8", "int8")
+    assert (plan.layers, plan.moe_layers, plan.top_k) == (8, 8, 4)
+    assert plan.state_per_token > 0 and plan.state_per_position > 0 and plan.has_tokenizer
+
+
+def test_the_drive_and_the_processor_were_measured(examined) -> None:
+    drive, compute = examined["drive"], examined["compute"]
+    assert [r["depth"] for r in drive["rates"]] == [1, 2, 4, 8]
+    assert drive["asked"] > 0 and drive["best_depth"] in (1, 2, 4, 8) and not drive["fresh"]
+    if drive["physical"] is not None and drive["direct"]:
+        assert drive["cold"] == (drive["physical"] >= 0.98 * drive["asked"])
+    for rate in ("memory_rate", "expert_rate", "trunk_rate", "other_rate"):
+        assert compute[rate] > 1e7
+    assert 0 < compute["dispatch_seconds"] < 0.1
+
+
+def test_forecast(examined) -> None:
+    found = examined["forecast"]
+    assert 0 < found["low"] < found["tokens_per_second"] < found["high"]
+    assert 0 <= found["hit_low"] < found["hit_rate"] < found["hit_high"] <= 1
+    assert found["bytes_read"] > 0
+    assert found["levers"]["ram"] > found["tokens_per_second"]
+    assert examined["verdict"] == "warn"
+    assert any("one token needs 32" in reason["text"] for reason in examined["reasons"])
+
+
+def test_for_people(headrace_bin, model_dir) -> None:
+    done = doctor(headrace_bin, model_dir, "--ram", "64MiB", "--seconds", "0.1")
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.decode()
+    assert text.startswith("verdict") and "forecast" in text and "tokens/s" in text
+    assert "256 of 256 experts" in text and "the limit is" in text
+
+
+def test_too_little_memory(headrace_bin, model_dir) -> None:
+    done = doctor(headrace_bin, model_dir, "--ram", "1MiB", "--seconds", "0.1", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 4 and found["verdict"] == "no"
+    assert found["reasons"][0]["grade"] == "no" and "floor" in found["reasons"][0]["text"]
+
+
+def test_a_container_without_experts_needs_no_drive(headrace_bin, tmp_path) -> None:
+    from containers import make_container
+
+    model = make_container(tmp_path / "model", layers=1, dense=(0,), tokenizer=None)
+    done = doctor(headrace_bin, model["path"], "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["drive"]["rates"] == [] and found["forecast"]["bytes_read"] == 0
+    assert any("no tokenizer" in reason["text"] for reason in found["reasons"])
+
+
+@pytest.mark.parametrize("args, code", [
+    ([], 2), (["--seconds", "0"], 2), (["--seconds", "61"], 2), (["--isa", "avx1"], 2)])
+def test_usage(headrace_bin, model_dir, args: list[str], code: int) -> None:
+    done = doctor(headrace_bin, *([model_dir] if args else []), *args)
+    assert done.returncode == code and done.stdout == b""
+
+
+def test_no_such_container(headrace_bin, tmp_path) -> None:
+    done = doctor(headrace_bin, tmp_path / "absent")
+    assert done.returncode == 5 and b"absent" in done.stderr
+
+
+# ---- the probe ------------------------------------------------------------------------------------
+
+
+def test_probe_of_a_directory_leaves_nothing(headrace, tmp_path) -> None:
+    found = headrace.probe(tmp_path, disk_seconds=0.1, record_bytes=65536)
+    assert found.fresh and found.asked > 0 and list(tmp_path.iterdir()) == []
+    assert found.memory_rate == 0 and found.physical_memory > 0
+
+
+def test_probe_of_a_file_and_a_link_to_it(headrace, tmp_path) -> None:
+    (tmp_path / "shard").write_bytes(bytes(range(256)) * 1024)
+    (tmp_path / "link").symlink_to("shard")
+    for name in ("shard", "link"):
+        found = headrace.probe(tmp_path / name, disk_seconds=0.1, record_bytes=4096)
+        assert not found.fresh and 0 < found.asked <= 256 * 1024
+
+
+def test_probe_without_a_drive(headrace, model_dir) -> None:
+    plan = headrace.plan(model_dir)
+    found = headrace.probe(None, plan, compute_seconds=0.1)
+    assert found.disk == () and found.expert_rate > 0 and found.other_rate == 0
+
+
+@pytest.mark.parametrize("changes, text", [
+    ({"record_bytes": 1000}, "record_bytes"), ({"disk_seconds": 100.0}, "disk_seconds"),
+    ({"disk_seconds": float("nan")}, "disk_seconds"), ({"threads": 5000}, "threads"),
+    ({"expert_codec": "int9"}, "int9"), ({"isa": "none", "compute_seconds": 0.1}, "isa"),
+    ({"expert_codec": "int8", "compute_seconds": 0.1}, "experts of"), ({"frobs": 1}, "frobs")])
+def test_probe_refuses(headrace, tmp_path, changes: dict, text: str) -> None:
+    with pytest.raises(headrace.UsageError, match=text):
+        headrace.probe(tmp_path, **changes)
+
+
+# ---- containers to be -----------------------------------------------------------------------------
+
+
+def test_a_manifest_plans_like_its_container(headrace, model_dir) -> None:
+    manifest = (model_dir / "manifest.json").read_bytes()
+    for ram in ("1MiB", "12MiB", "64MiB"):
+        planned = headrace.plan_manifest(manifest, ram=ram)
+        there = headrace.plan(model_dir, ram=ram)
+        assert replace(planned, available=0) == replace(there, available=0)
+
+
+def test_a_manifest_that_is_none(headrace) -> None:
+    with pytest.raises(headrace.FormatError):
+        headrace.plan_manifest(b"{}")
