@@ -113,6 +113,8 @@ static uint64_t dot_peak(uint64_t rounds)
 #include "kernels/rvq_search_body.h"
 
 #define NIBBLE_TOKENS 2
+#define NIBBLE_ROWS(T, decoded) ((decoded) ? 2 : 4)
+enum { NIBBLE_FUSED = 2 };
 
 /* The unsigned operand of the products is weight + NIBBLE_LARGEST. */
 struct nibble_operand {
@@ -152,32 +154,22 @@ static inline void group_decode(const uint8_t *w, const struct nibble_operand *o
     }
 }
 
-/* -NIBBLE_LARGEST * sum of 32 activations, in every lane. */
-static inline __m256i minus_offset(const int8_t *q)
+static inline v16i group_start(const int32_t *offset)
 {
-    __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)q);
-    __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(NIBBLE_LARGEST), bytes);
-    __m256i s = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-1));
-    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, _MM_SHUFFLE(1, 0, 3, 2)));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, _MM_SHUFFLE(2, 3, 0, 1)));
-    return _mm256_broadcastd_epi32(half);
+    return v16i_set1(*offset);
 }
 
 /* Four products of at most 2 * NIBBLE_LARGEST * 127 stay below 2^15: nothing saturates. */
-static inline __attribute__((always_inline)) void
-group_slice(size_t V, size_t T, bool decoded, const uint8_t *w,
-            const struct nibble_operand *operand, const int8_t *const *q, size_t at, size_t first,
-            int32_t (*dots)[INT8_PANEL_ROWS])
+static inline __m256i add_products(__m256i sum, __m256i low, __m256i high, __m256i x0, __m256i x1)
 {
-    __m256i acc[NIBBLE_TOKENS][8];
-    UNROLL(2)
-    for (size_t t = 0; t < T; t++) {
-        acc[t][0] = minus_offset(q[t] + at);
-        UNROLL(8)
-        for (size_t v = 1; v < V; v++)
-            acc[t][v] = acc[t][0];
-    }
+    __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(low, x0), _mm256_maddubs_epi16(high, x1));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+static inline __attribute__((always_inline)) void
+group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibble_operand *operand,
+           const int8_t *const *q, size_t at, v16i (*dots)[NIBBLE_VECTORS])
+{
     for (size_t k = 0; k < NIBBLE_GROUP / 2; k += 4) {
         __m256i x0[NIBBLE_TOKENS], x1[NIBBLE_TOKENS];
         UNROLL(2)
@@ -186,40 +178,24 @@ group_slice(size_t V, size_t T, bool decoded, const uint8_t *w,
             x1[t] = broadcast4(q[t] + at + 16 + k);
         }
         UNROLL(8)
-        for (size_t v = 0; v < V; v++) {
-            const uint8_t *from = w + k * INT8_PANEL_ROWS + 4 * first + 32 * v;
+        for (size_t v = 0; v < 2 * R; v++) {
+            const uint8_t *from = w + k * INT8_PANEL_ROWS + 32 * v;
             __m256i bytes = load_bytes(from);
             __m256i low = decoded ? bytes : low_weights(bytes, operand);
             __m256i high = decoded ? load_bytes(from + NIBBLE_BYTES) : high_weights(bytes, operand);
             UNROLL(2)
             for (size_t t = 0; t < T; t++) {
-                __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(low, x0[t]),
-                                                 _mm256_maddubs_epi16(high, x1[t]));
-                acc[t][v] = _mm256_add_epi32(acc[t][v],
-                                             _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+                v16i *sum = &dots[t][v / 2];
+                if (v % 2)
+                    sum->hi = add_products(sum->hi, low, high, x0[t], x1[t]);
+                else
+                    sum->lo = add_products(sum->lo, low, high, x0[t], x1[t]);
             }
         }
     }
-    UNROLL(2)
-    for (size_t t = 0; t < T; t++)
-        UNROLL(8)
-        for (size_t v = 0; v < V; v++)
-            _mm256_store_si256((__m256i *)(void *)(dots[t] + first + 8 * v), acc[t][v]);
 }
 
-static inline __attribute__((always_inline)) void
-group_dots(size_t T, bool decoded, const uint8_t *w, const struct nibble_operand *operand,
-           const int8_t *const *q, size_t at, int32_t (*dots)[INT8_PANEL_ROWS])
-{
-    if (T == 1) {
-        group_slice(8, 1, decoded, w, operand, q, at, 0, dots);
-    } else {
-        group_slice(4, 2, decoded, w, operand, q, at, 0, dots);
-        group_slice(4, 2, decoded, w, operand, q, at, INT8_PANEL_ROWS / 2, dots);
-    }
-}
-
-#include "kernels/nibble_body.h"
+#include "kernels/mxfp4_body.h"
 
 #define TABLE kernels_table_avx2
 #define ISA "avx2"

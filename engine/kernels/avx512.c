@@ -99,6 +99,8 @@ static uint64_t dot_peak(uint64_t rounds)
 #include "kernels/rvq_search_body.h"
 
 #define NIBBLE_TOKENS 4
+#define NIBBLE_ROWS(T, decoded) ((decoded) ? 2 : 4)
+enum { NIBBLE_FUSED = 8 };
 
 /* The unsigned operand of the dot product is weight + NIBBLE_LARGEST. */
 struct nibble_operand {
@@ -133,33 +135,19 @@ static inline void group_decode(const uint8_t *w, const struct nibble_operand *o
     }
 }
 
-/* -NIBBLE_LARGEST * sum of 32 activations, in every lane. */
-static inline __m512i minus_offset(const int8_t *q)
+static inline v16i group_start(const int32_t *offset)
 {
-    __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)q);
-    __m256i s = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(NIBBLE_LARGEST), bytes);
-    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, _MM_SHUFFLE(1, 0, 3, 2)));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, _MM_SHUFFLE(2, 3, 0, 1)));
-    return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_broadcastd_epi32(half));
+    return v16i_set1(*offset);
 }
 
 static inline __attribute__((always_inline)) void
-group_dots(size_t T, bool decoded, const uint8_t *w, const struct nibble_operand *operand,
-           const int8_t *const *q, size_t at, int32_t (*dots)[INT8_PANEL_ROWS])
+group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibble_operand *operand,
+           const int8_t *const *q, size_t at, v16i (*dots)[NIBBLE_VECTORS])
 {
-    __m512i acc[NIBBLE_TOKENS][4];
-    UNROLL(4)
-    for (size_t t = 0; t < T; t++) {
-        acc[t][0] = minus_offset(q[t] + at);
-        UNROLL(4)
-        for (size_t v = 1; v < 4; v++)
-            acc[t][v] = acc[t][0];
-    }
     for (size_t k = 0; k < NIBBLE_GROUP / 2; k += 4) {
         __m512i low[4], high[4];
         UNROLL(4)
-        for (size_t v = 0; v < 4; v++) {
+        for (size_t v = 0; v < R; v++) {
             __m512i bytes = _mm512_loadu_si512(w + k * INT8_PANEL_ROWS + 64 * v);
             low[v] = decoded ? bytes : low_weights(bytes, operand);
             high[v] = decoded ? _mm512_loadu_si512(w + NIBBLE_BYTES + k * INT8_PANEL_ROWS + 64 * v)
@@ -169,21 +157,16 @@ group_dots(size_t T, bool decoded, const uint8_t *w, const struct nibble_operand
         for (size_t t = 0; t < T; t++) {
             __m512i x0 = broadcast4(q[t] + at + k), x1 = broadcast4(q[t] + at + 16 + k);
             UNROLL(4)
-            for (size_t v = 0; v < 4; v++)
-                acc[t][v] = dot_bytes(acc[t][v], low[v], x0);
+            for (size_t v = 0; v < R; v++)
+                dots[t][v] = dot_bytes(dots[t][v], low[v], x0);
             UNROLL(4)
-            for (size_t v = 0; v < 4; v++)
-                acc[t][v] = dot_bytes(acc[t][v], high[v], x1);
+            for (size_t v = 0; v < R; v++)
+                dots[t][v] = dot_bytes(dots[t][v], high[v], x1);
         }
     }
-    UNROLL(4)
-    for (size_t t = 0; t < T; t++)
-        UNROLL(4)
-        for (size_t v = 0; v < 4; v++)
-            _mm512_store_si512(dots[t] + 16 * v, acc[t][v]);
 }
 
-#include "kernels/nibble_body.h"
+#include "kernels/mxfp4_body.h"
 
 #define TABLE kernels_table_avx512
 #define ISA "avx512"

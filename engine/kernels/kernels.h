@@ -19,6 +19,7 @@ struct qbatch {
     uint8_t *shift; /* [n][k_pad / 64], 0..7 */
     float *scale;   /* [n] */
     int64_t *sum;   /* [n]: sum_b 2^shift[b] * sum(q) : compensation of the +128 offset */
+    int32_t *offset; /* [n][k_pad / 32]: -32 * sum(q), for 4-bit weights stored as w + 32 */
     size_t k, k_pad;
 };
 

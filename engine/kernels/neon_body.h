@@ -170,6 +170,8 @@ static inline __attribute__((always_inline)) void panel_block(size_t T, const ui
 #include "kernels/rvq_search_body.h"
 
 #define NIBBLE_TOKENS 4
+#define NIBBLE_ROWS(T, decoded) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
+enum { NIBBLE_FUSED = 4 };
 
 struct nibble_operand {
     int8x16_t table;
@@ -216,19 +218,17 @@ static inline int8x16_t broadcast4(const int8_t *q)
     return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 
-#if WITH_DOTPROD
+static inline v16i group_start(const int32_t *offset)
+{
+    (void)offset;
+    return v16i_set1(0);
+}
 
 static inline __attribute__((always_inline)) void
-group_slice(size_t V, size_t T, bool decoded, const uint8_t *w,
-            const struct nibble_operand *operand, const int8_t *const *q, size_t at, size_t first,
-            int32_t (*dots)[INT8_PANEL_ROWS])
+group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibble_operand *operand,
+           const int8_t *const *q, size_t at, v16i (*dots)[NIBBLE_VECTORS])
 {
-    int32x4_t acc[NIBBLE_TOKENS][16];
-    UNROLL(4)
-    for (size_t t = 0; t < T; t++)
-        UNROLL(16)
-        for (size_t v = 0; v < V; v++)
-            acc[t][v] = vdupq_n_s32(0);
+#if WITH_DOTPROD
     for (size_t k = 0; k < NIBBLE_GROUP / 2; k += 4) {
         int8x16_t x0[NIBBLE_TOKENS], x1[NIBBLE_TOKENS];
         UNROLL(4)
@@ -237,34 +237,23 @@ group_slice(size_t V, size_t T, bool decoded, const uint8_t *w,
             x1[t] = broadcast4(q[t] + at + 16 + k);
         }
         UNROLL(16)
-        for (size_t v = 0; v < V; v++) {
+        for (size_t v = 0; v < 4 * R; v++) {
             int8x16_t low, high;
-            load_weights(decoded, w + k * INT8_PANEL_ROWS + 4 * first + 16 * v, operand, &low, &high);
+            load_weights(decoded, w + k * INT8_PANEL_ROWS + 16 * v, operand, &low, &high);
             UNROLL(4)
-            for (size_t t = 0; t < T; t++)
-                acc[t][v] = vdotq_s32(vdotq_s32(acc[t][v], low, x0[t]), high, x1[t]);
+            for (size_t t = 0; t < T; t++) {
+                int32x4_t *sum = &dots[t][v / 4].val[v % 4];
+                *sum = vdotq_s32(vdotq_s32(*sum, low, x0[t]), high, x1[t]);
+            }
         }
     }
-    UNROLL(4)
-    for (size_t t = 0; t < T; t++)
-        UNROLL(16)
-        for (size_t v = 0; v < V; v++)
-            vst1q_s32(dots[t] + first + 4 * v, acc[t][v]);
-}
-
 #else
-
-/* All 8 products of an int16 lane fit: 8 * NIBBLE_LARGEST * 127 < 2^15. */
-static inline __attribute__((always_inline)) void
-group_slice(size_t V, size_t T, bool decoded, const uint8_t *w,
-            const struct nibble_operand *operand, const int8_t *const *q, size_t at, size_t first,
-            int32_t (*dots)[INT8_PANEL_ROWS])
-{
+    /* All 8 products of an int16 lane fit: 8 * NIBBLE_LARGEST * 127 < 2^15. */
     int16x8_t left[NIBBLE_TOKENS][16], right[NIBBLE_TOKENS][16];
     UNROLL(4)
     for (size_t t = 0; t < T; t++)
         UNROLL(16)
-        for (size_t v = 0; v < V; v++)
+        for (size_t v = 0; v < 4 * R; v++)
             left[t][v] = right[t][v] = vdupq_n_s16(0);
     for (size_t k = 0; k < NIBBLE_GROUP / 2; k += 4) {
         int8x8_t x0[NIBBLE_TOKENS], x1[NIBBLE_TOKENS];
@@ -274,9 +263,9 @@ group_slice(size_t V, size_t T, bool decoded, const uint8_t *w,
             x1[t] = vget_low_s8(broadcast4(q[t] + at + 16 + k));
         }
         UNROLL(16)
-        for (size_t v = 0; v < V; v++) {
+        for (size_t v = 0; v < 4 * R; v++) {
             int8x16_t low, high;
-            load_weights(decoded, w + k * INT8_PANEL_ROWS + 4 * first + 16 * v, operand, &low, &high);
+            load_weights(decoded, w + k * INT8_PANEL_ROWS + 16 * v, operand, &low, &high);
             UNROLL(4)
             for (size_t t = 0; t < T; t++) {
                 left[t][v] = vmlal_s8(left[t][v], vget_low_s8(low), x0[t]);
@@ -289,21 +278,12 @@ group_slice(size_t V, size_t T, bool decoded, const uint8_t *w,
     UNROLL(4)
     for (size_t t = 0; t < T; t++)
         UNROLL(16)
-        for (size_t v = 0; v < V; v++)
-            vst1q_s32(dots[t] + first + 4 * v,
-                      vpaddq_s32(vpaddlq_s16(left[t][v]), vpaddlq_s16(right[t][v])));
-}
-
+        for (size_t v = 0; v < 4 * R; v++) {
+            int32x4_t *sum = &dots[t][v / 4].val[v % 4];
+            *sum = vaddq_s32(*sum, vpaddq_s32(vpaddlq_s16(left[t][v]), vpaddlq_s16(right[t][v])));
+        }
 #endif
-
-static inline __attribute__((always_inline)) void
-group_dots(size_t T, bool decoded, const uint8_t *w, const struct nibble_operand *operand,
-           const int8_t *const *q, size_t at, int32_t (*dots)[INT8_PANEL_ROWS])
-{
-    const size_t V = T == 1 ? SLICE_SUMS : T == 2 ? SLICE_SUMS / 2 : SLICE_SUMS / 4;
-    for (size_t first = 0; first < INT8_PANEL_ROWS; first += 4 * V)
-        group_slice(V, T, decoded, w, operand, q, at, first, dots);
 }
 
-#include "kernels/nibble_body.h"
+#include "kernels/mxfp4_body.h"
 #include "kernels/table_body.h"

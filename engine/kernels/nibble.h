@@ -7,6 +7,7 @@
  * 2^15 * 48,768 * 2^(7 + 25) is below 2^63. */
 enum {
     NIBBLE_GROUP = 32,
+    NIBBLE_VECTORS = 4, /* of 16 rows */
     NIBBLE_BYTES = 1024,
     NIBBLE_TILE = 2048,
     NIBBLE_LARGEST = 32,

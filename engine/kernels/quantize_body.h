@@ -26,12 +26,14 @@ static void quantize(const float *x, struct qbatch *out, size_t t)
     size_t k = out->k, blocks = out->k_pad / ACT_BLOCK;
     int8_t *q = out->q + t * out->k_pad;
     uint8_t *shift = out->shift + t * blocks;
+    int32_t *offset = out->offset + t * (2 * blocks);
     float max = magnitude(x, k);
     out->sum[t] = 0;
     if (degenerate(max)) {
         out->scale[t] = degenerate_scale(max);
         memset(q, 0, out->k_pad);
         memset(shift, 0, blocks);
+        memset(offset, 0, 2 * blocks * sizeof *offset);
         return;
     }
     const v16 magic = v16_set1(ROUND_MAGIC);
@@ -47,18 +49,24 @@ static void quantize(const float *x, struct qbatch *out, size_t t)
             power *= 0.5f;
             s++;
         }
-        v16 multiplier = v16_set1(unit * power), sum = v16_set1(0.0f);
-        for (size_t i = 0; i < ACT_BLOCK; i += 16) {
-            v16 n = magic;
-            if (i < left) {
-                v16 v = v16_mul(load_part(x + first + i, left - i < 16 ? left - i : 16), multiplier);
-                n = v16_add(v16_clamp(v, 127.0f), magic);
+        v16 multiplier = v16_set1(unit * power);
+        int32_t sum[2];
+        for (size_t half = 0; half < 2; half++) {
+            v16 part = v16_set1(0.0f);
+            for (size_t i = half * NIBBLE_GROUP; i < (half + 1) * NIBBLE_GROUP; i += 16) {
+                v16 n = magic;
+                if (i < left) {
+                    v16 v = v16_mul(load_part(x + first + i, left - i < 16 ? left - i : 16), multiplier);
+                    n = v16_add(v16_clamp(v, 127.0f), magic);
+                }
+                v16_store_i8(q + i, n);
+                part = v16_add(part, v16_sub(n, magic));
             }
-            v16_store_i8(q + i, n);
-            sum = v16_add(sum, v16_sub(n, magic));
+            sum[half] = (int32_t)v16_reduce_add(part);
+            offset[2 * b + half] = -NIBBLE_LARGEST * sum[half];
         }
         shift[b] = (uint8_t)s;
-        out->sum[t] += (int64_t)v16_reduce_add(sum) * (1 << s);
+        out->sum[t] += (int64_t)(sum[0] + sum[1]) * (1 << s);
     }
 }
 

@@ -48,6 +48,8 @@ static uint64_t dot_peak(uint64_t rounds)
 }
 
 #define NIBBLE_TOKENS 2
+#define NIBBLE_ROWS(T, decoded) 1
+enum { NIBBLE_FUSED = 0 };
 
 struct nibble_operand {
     const int8_t *table;
@@ -56,6 +58,12 @@ struct nibble_operand {
 static inline struct nibble_operand nibble_operand(const int8_t *table)
 {
     return (struct nibble_operand){ table };
+}
+
+static inline v16i group_start(const int32_t *offset)
+{
+    (void)offset;
+    return v16i_set1(0);
 }
 
 static inline void group_decode(const uint8_t *w, const struct nibble_operand *operand,
@@ -67,23 +75,21 @@ static inline void group_decode(const uint8_t *w, const struct nibble_operand *o
     }
 }
 
-static inline void group_dots(size_t T, bool decoded, const uint8_t *w,
+/* NIBBLE_FUSED is 0: always decoded. */
+static inline void group_dots(size_t R, size_t T, bool decoded, const uint8_t *w,
                               const struct nibble_operand *operand, const int8_t *const *q,
-                              size_t at, int32_t (*dots)[INT8_PANEL_ROWS])
+                              size_t at, v16i (*dots)[NIBBLE_VECTORS])
 {
-    uint8_t tile[NIBBLE_TILE];
-    if (!decoded) {
-        group_decode(w, operand, tile);
-        w = tile;
-    }
-    memset(dots, 0, T * sizeof *dots);
+    (void)decoded;
+    (void)operand;
     for (size_t t = 0; t < T; t++)
         for (size_t k = 0; k < NIBBLE_GROUP; k++)
-            for (size_t r = 0; r < INT8_PANEL_ROWS; r++)
-                dots[t][r] += (int8_t)w[k / 4 * INT8_PANEL_ROWS * 4 + 4 * r + k % 4] * q[t][at + k];
+            for (size_t r = 0; r < 16 * R; r++)
+                dots[t][r / 16].lane[r % 16] +=
+                    (int8_t)w[k / 4 * INT8_PANEL_ROWS * 4 + 4 * r + k % 4] * q[t][at + k];
 }
 
-#include "kernels/nibble_body.h"
+#include "kernels/mxfp4_body.h"
 
 #define RVQ_NATURAL(books) 1
 

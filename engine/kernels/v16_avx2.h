@@ -35,14 +35,6 @@ static inline v16 v16_load_n(const float *p, size_t n)
     V16_BOTH(_mm256_maskload_ps(p, v16_mask(n, 0)),
              n > 8 ? _mm256_maskload_ps(p + 8, v16_mask(n, 8)) : _mm256_setzero_ps());
 }
-static inline __m256 v16_convert_i32(const int32_t *p)
-{
-    return _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
-}
-static inline v16 v16_load_i32(const int32_t *p)
-{
-    V16_BOTH(v16_convert_i32(p), v16_convert_i32(p + 8));
-}
 static inline __m256 v16_widen_bf16(__m128i a)
 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(a), 16));
@@ -205,6 +197,68 @@ static inline float v16_reduce_bits_max(v16 a)
     c = _mm_max_epi32(c, _mm_shuffle_epi32(c, _MM_SHUFFLE(1, 0, 3, 2)));
     c = _mm_max_epi32(c, _mm_shuffle_epi32(c, _MM_SHUFFLE(2, 3, 0, 1)));
     return _mm_cvtss_f32(_mm_castsi128_ps(c));
+}
+
+typedef struct {
+    __m256i lo, hi;
+} v16i;
+typedef struct {
+    __m256i part[4];
+} v16l;
+
+static inline __m256i v16_load_bits(const void *p) { return _mm256_loadu_si256(p); }
+static inline v16i v16i_set1(int32_t a)
+{
+    return (v16i){ _mm256_set1_epi32(a), _mm256_set1_epi32(a) };
+}
+static inline v16i v16i_load(const int32_t *p)
+{
+    return (v16i){ v16_load_bits(p), v16_load_bits(p + 8) };
+}
+static inline v16i v16i_load_u8(const uint8_t *p)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return (v16i){ _mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)) };
+}
+static inline void v16i_store(int32_t *p, v16i a)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, a.lo);
+    _mm256_storeu_si256((__m256i *)(void *)(p + 8), a.hi);
+}
+static inline v16i v16i_add(v16i a, v16i b)
+{
+    return (v16i){ _mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi) };
+}
+static inline v16i v16i_shl(v16i a, v16i n)
+{
+    return (v16i){ _mm256_sllv_epi32(a.lo, n.lo), _mm256_sllv_epi32(a.hi, n.hi) };
+}
+static inline v16 v16_from_i32(v16i a)
+{
+    V16_BOTH(_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi));
+}
+
+static inline v16l v16l_load(const int64_t *p)
+{
+    return (v16l){ { v16_load_bits(p), v16_load_bits(p + 4), v16_load_bits(p + 8),
+                     v16_load_bits(p + 12) } };
+}
+static inline void v16l_store(int64_t *p, v16l a)
+{
+    for (int i = 0; i < 4; i++)
+        _mm256_storeu_si256((__m256i *)(void *)(p + 4 * i), a.part[i]);
+}
+static inline __m256i v16l_add_quarter(__m256i sum, __m128i a, const uint8_t *n)
+{
+    __m256i counts = _mm256_cvtepu8_epi64(_mm_loadu_si32(n));
+    return _mm256_add_epi64(sum, _mm256_sllv_epi64(_mm256_cvtepi32_epi64(a), counts));
+}
+static inline v16l v16l_add_shl(v16l sum, v16i a, const uint8_t *n)
+{
+    return (v16l){ { v16l_add_quarter(sum.part[0], _mm256_castsi256_si128(a.lo), n),
+                     v16l_add_quarter(sum.part[1], _mm256_extracti128_si256(a.lo, 1), n + 4),
+                     v16l_add_quarter(sum.part[2], _mm256_castsi256_si128(a.hi), n + 8),
+                     v16l_add_quarter(sum.part[3], _mm256_extracti128_si256(a.hi, 1), n + 12) } };
 }
 
 #undef V16_BOTH

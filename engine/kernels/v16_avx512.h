@@ -22,10 +22,6 @@ static inline v16 v16_load_n(const float *p, size_t n)
 {
     return _mm512_maskz_loadu_ps(v16_first(n), p);
 }
-static inline v16 v16_load_i32(const int32_t *p)
-{
-    return _mm512_cvtepi32_ps(_mm512_loadu_si512(p));
-}
 static inline v16 v16_widen_bf16(__m256i a)
 {
     return v16_from_bits(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16));
@@ -150,6 +146,42 @@ static inline float v16_reduce_max(v16 a)
 static inline float v16_reduce_bits_max(v16 a)
 {
     return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(v16_bits(a)))));
+}
+
+typedef __m512i v16i;
+typedef struct {
+    __m512i lo, hi;
+} v16l;
+
+static inline v16i v16i_set1(int32_t a) { return _mm512_set1_epi32(a); }
+static inline v16i v16i_load(const int32_t *p) { return _mm512_loadu_si512(p); }
+static inline v16i v16i_load_u8(const uint8_t *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+static inline void v16i_store(int32_t *p, v16i a) { _mm512_storeu_si512(p, a); }
+static inline v16i v16i_add(v16i a, v16i b) { return _mm512_add_epi32(a, b); }
+static inline v16i v16i_shl(v16i a, v16i n) { return _mm512_sllv_epi32(a, n); }
+static inline v16 v16_from_i32(v16i a) { return _mm512_cvtepi32_ps(a); }
+
+static inline v16l v16l_load(const int64_t *p)
+{
+    return (v16l){ _mm512_loadu_si512(p), _mm512_loadu_si512(p + 8) };
+}
+static inline void v16l_store(int64_t *p, v16l a)
+{
+    _mm512_storeu_si512(p, a.lo);
+    _mm512_storeu_si512(p + 8, a.hi);
+}
+static inline __m512i v16l_shl(__m256i a, const uint8_t *n)
+{
+    __m512i counts = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)(const void *)n));
+    return _mm512_sllv_epi64(_mm512_cvtepi32_epi64(a), counts);
+}
+static inline v16l v16l_add_shl(v16l sum, v16i a, const uint8_t *n)
+{
+    return (v16l){ _mm512_add_epi64(sum.lo, v16l_shl(_mm512_castsi512_si256(a), n)),
+                   _mm512_add_epi64(sum.hi, v16l_shl(_mm512_extracti64x4_epi64(a, 1), n + 8)) };
 }
 
 #endif

@@ -32,7 +32,6 @@ static inline v16 v16_load_n(const float *p, size_t n)
     memcpy(all, p, n * sizeof *p);
     return v16_load(all);
 }
-static inline v16 v16_load_i32(const int32_t *p) { V16_EACH(vcvtq_f32_s32(vld1q_s32(p + 4 * i))); }
 static inline v16 v16_load_bf16(const uint16_t *p)
 {
     V16_EACH(V16_F32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));
@@ -138,6 +137,67 @@ static inline float v16_reduce_bits_max(v16 a)
     return vget_lane_f32(vreinterpret_f32_s32(vdup_n_s32(vmaxvq_s32(b))), 0);
 }
 
+typedef int32x4x4_t v16i;
+typedef struct {
+    int64x2_t val[8];
+} v16l;
+
+#define V16I_EACH(expression)        \
+    do {                             \
+        v16i r;                      \
+        for (int i = 0; i < 4; i++)  \
+            r.val[i] = (expression); \
+        return r;                    \
+    } while (0)
+
+static inline v16i v16i_set1(int32_t a) { V16I_EACH(vdupq_n_s32(a)); }
+static inline v16i v16i_load(const int32_t *p) { V16I_EACH(vld1q_s32(p + 4 * i)); }
+static inline v16i v16i_load_u8(const uint8_t *p)
+{
+    uint8x16_t a = vld1q_u8(p);
+    uint16x8_t lo = vmovl_u8(vget_low_u8(a)), hi = vmovl_u8(vget_high_u8(a));
+    v16i r = { { vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(lo))),
+                 vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(lo))),
+                 vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(hi))),
+                 vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(hi))) } };
+    return r;
+}
+static inline void v16i_store(int32_t *p, v16i a)
+{
+    for (int i = 0; i < 4; i++)
+        vst1q_s32(p + 4 * i, a.val[i]);
+}
+static inline v16i v16i_add(v16i a, v16i b) { V16I_EACH(vaddq_s32(a.val[i], b.val[i])); }
+static inline v16i v16i_shl(v16i a, v16i n) { V16I_EACH(vshlq_s32(a.val[i], n.val[i])); }
+static inline v16 v16_from_i32(v16i a) { V16_EACH(vcvtq_f32_s32(a.val[i])); }
+
+static inline v16l v16l_load(const int64_t *p)
+{
+    v16l r;
+    for (int i = 0; i < 8; i++)
+        r.val[i] = vld1q_s64(p + 2 * i);
+    return r;
+}
+static inline void v16l_store(int64_t *p, v16l a)
+{
+    for (int i = 0; i < 8; i++)
+        vst1q_s64(p + 2 * i, a.val[i]);
+}
+static inline v16l v16l_add_shl(v16l sum, v16i a, const uint8_t *n)
+{
+    v16i counts = v16i_load_u8(n);
+    for (int i = 0; i < 4; i++) {
+        int64x2_t lo = vmovl_s32(vget_low_s32(a.val[i])), hi = vmovl_s32(vget_high_s32(a.val[i]));
+        int32x4_t c = counts.val[i];
+        lo = vshlq_s64(lo, vmovl_s32(vget_low_s32(c)));
+        hi = vshlq_s64(hi, vmovl_s32(vget_high_s32(c)));
+        sum.val[2 * i] = vaddq_s64(sum.val[2 * i], lo);
+        sum.val[2 * i + 1] = vaddq_s64(sum.val[2 * i + 1], hi);
+    }
+    return sum;
+}
+
+#undef V16I_EACH
 #undef V16_EACH
 #undef V16_U32
 #undef V16_F32

@@ -41,7 +41,6 @@ static inline v16 v16_set1(float a) { V16_EACH(a); }
 static inline v16 v16_load(const float *p) { V16_EACH(p[i]); }
 /* The first n (at most 16) floats, zeros behind; reads nothing beyond them. */
 static inline v16 v16_load_n(const float *p, size_t n) { V16_EACH((size_t)i < n ? p[i] : 0.0f); }
-static inline v16 v16_load_i32(const int32_t *p) { V16_EACH((float)p[i]); }
 static inline v16 v16_load_bf16(const uint16_t *p) { V16_EACH(bits_float((uint32_t)p[i] << 16)); }
 static inline v16 v16_load_bf16_n(const uint16_t *p, size_t n)
 {
@@ -129,5 +128,60 @@ static inline float v16_reduce_bits_max(v16 a)
 }
 
 #undef V16_EACH
+
+/* Sixteen int32 lanes, and sixteen of int64. Sums wrap. */
+typedef struct {
+    int32_t lane[16];
+} v16i;
+typedef struct {
+    int64_t lane[16];
+} v16l;
+
+#define V16I_EACH(expression)         \
+    do {                              \
+        v16i r;                       \
+        for (int i = 0; i < 16; i++)  \
+            r.lane[i] = (expression); \
+        return r;                     \
+    } while (0)
+
+static inline v16i v16i_set1(int32_t a) { V16I_EACH(a); }
+static inline v16i v16i_load(const int32_t *p) { V16I_EACH(p[i]); }
+static inline v16i v16i_load_u8(const uint8_t *p) { V16I_EACH(p[i]); }
+static inline void v16i_store(int32_t *p, v16i a) { memcpy(p, a.lane, sizeof a.lane); }
+static inline v16i v16i_add(v16i a, v16i b)
+{
+    V16I_EACH((int32_t)((uint32_t)a.lane[i] + (uint32_t)b.lane[i]));
+}
+/* Each lane by its own count, 0..127; 0 from a count of 32 on. */
+static inline v16i v16i_shl(v16i a, v16i n)
+{
+    V16I_EACH(n.lane[i] < 32 ? (int32_t)((uint32_t)a.lane[i] << n.lane[i]) : 0);
+}
+static inline v16 v16_from_i32(v16i a)
+{
+    v16 r;
+    for (int i = 0; i < 16; i++)
+        r.lane[i] = (float)a.lane[i];
+    return r;
+}
+
+static inline v16l v16l_load(const int64_t *p)
+{
+    v16l r;
+    memcpy(r.lane, p, sizeof r.lane);
+    return r;
+}
+static inline void v16l_store(int64_t *p, v16l a) { memcpy(p, a.lane, sizeof a.lane); }
+/* sum + a * 2^n, nothing from a count of 64 on. */
+static inline v16l v16l_add_shl(v16l sum, v16i a, const uint8_t *n)
+{
+    for (int i = 0; i < 16; i++)
+        if (n[i] < 64)
+            sum.lane[i] = (int64_t)((uint64_t)sum.lane[i] + ((uint64_t)(int64_t)a.lane[i] << n[i]));
+    return sum;
+}
+
+#undef V16I_EACH
 
 #endif

@@ -1,5 +1,7 @@
 #include "nn/glu.h"
 
+#include "kernels/nibble.h"
+
 void glu_carve(struct carve *c, uint32_t n, uint32_t inner, struct glu_scratch *s)
 {
     s->n = n;
@@ -20,6 +22,7 @@ void glu_slice(const struct glu_scratch *s, uint32_t first, struct glu_job *job)
     job->mid.q.shift += (size_t)first * (s->mid.q.k_pad / ACT_BLOCK);
     job->mid.q.scale += first;
     job->mid.q.sum += first;
+    job->mid.q.offset += (size_t)first * (s->mid.q.k_pad / NIBBLE_GROUP);
 }
 
 struct glu_ctx {

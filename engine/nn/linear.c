@@ -1,5 +1,7 @@
 #include "nn/linear.h"
 
+#include "kernels/nibble.h"
+
 /* Rows of a float matrix that make one task: enough work to pay for claiming it. */
 enum { FLOAT_ROWS = 32, MAX_JOBS = 8 };
 
@@ -20,6 +22,7 @@ void linear_input_carve(struct carve *c, uint32_t n, uint32_t k, struct linear_i
     in->q.shift = carve_take(c, (size_t)n * (k_pad / ACT_BLOCK));
     in->q.scale = carve_take(c, (size_t)n * sizeof(float));
     in->q.sum = carve_take(c, (size_t)n * sizeof(int64_t));
+    in->q.offset = carve_take(c, (size_t)n * (k_pad / NIBBLE_GROUP) * sizeof(int32_t));
     in->q.k = k;
     in->q.k_pad = k_pad;
 }

@@ -47,12 +47,24 @@ def pack_panels(w: I64) -> NDArray[np.uint8]:
 
 @dataclass
 class Quantized:
-    """Activations of n tokens: q [n, k_pad] int8, shift [n, k_pad/64], scale [n], sum [n]."""
+    """Activations of n tokens: q [n, k_pad] int8, shift [n, k_pad/64], scale [n], sum [n], and
+    offset [n, k_pad/32] int32, which follows from q unless it is given."""
 
     q: NDArray[np.int8]
     shift: NDArray[np.uint8]
     scale: F32
     sum: I64
+    offset: NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        if self.offset is None:
+            self.offset = group_offsets(self.q)
+
+
+def group_offsets(q: NDArray[np.integer]) -> NDArray[np.int32]:
+    """-32 * the sum of every 32 inputs, modulo 2^32."""
+    sums = q.reshape(len(q), -1, 32).astype(np.int64).sum(axis=2)
+    return np.ascontiguousarray((-32 * sums).astype(np.uint64).astype(np.uint32)).view(np.int32)
 
 
 def shifted_sum(q: NDArray[np.int8], shift: NDArray[np.uint8]) -> I64:
@@ -141,13 +153,14 @@ class Kernels:
         return self.ffi.new("struct qbatch *", {
             "q": self.pointer(x.q, "int8_t *"), "shift": self.pointer(x.shift, "uint8_t *"),
             "scale": self.pointer(x.scale), "sum": self.pointer(x.sum, "int64_t *"),
-            "k": k, "k_pad": x.q.shape[1]})
+            "offset": self.pointer(x.offset, "int32_t *"), "k": k, "k_pad": x.q.shape[1]})
 
     def quantize(self, x: F32) -> Quantized:
         n, k = x.shape
         k_pad = -(-k // 64) * 64
         out = Quantized(np.full((n, k_pad), 99, np.int8), np.full((n, k_pad // 64), 99, np.uint8),
-                        np.full(n, 99, np.float32), np.full(n, 99, np.int64))
+                        np.full(n, 99, np.float32), np.full(n, 99, np.int64),
+                        np.full((n, k_pad // 32), 99, np.int32))
         batch = self.batch(out, k)
         for t in range(n):
             self.table.quantize(self.pointer(x[t]), batch, t)

@@ -96,7 +96,8 @@ static void hash_products(const struct kernels *t, int worst)
     for (size_t i = 0; i < n; i++)
         index[i] = (uint32_t)random_below(n);
     struct qbatch q = { .q = allocate(n * k_pad), .shift = allocate(n * k_pad / 64),
-                        .scale = buffer(n), .sum = allocate(n * 8), .k = k, .k_pad = k_pad };
+                        .scale = buffer(n), .sum = allocate(n * 8),
+                        .offset = allocate(n * k_pad / 8), .k = k, .k_pad = k_pad };
     struct qbatch15 h = { .hi = allocate(n * k_pad), .lo = allocate(n * k_pad),
                           .scale = buffer(n), .sum = allocate(n * 8), .k = k, .k_pad = k_pad };
     for (size_t i = 0; i < n; i++) {
@@ -107,6 +108,7 @@ static void hash_products(const struct kernels *t, int worst)
     take(q.shift, n * k_pad / 64);
     take_floats(q.scale, n);
     take(q.sum, n * 8);
+    take(q.offset, n * k_pad / 8);
     take(h.hi, n * k_pad);
     take(h.lo, n * k_pad);
     take_floats(h.scale, n);
@@ -130,7 +132,7 @@ static void hash_products(const struct kernels *t, int worst)
     t->bf16_rows(half, k, 0, rows, x, k, NULL, n, y, rows);
     take_floats(y, n * rows);
 
-    void *const owned[] = { w, x, y, blob, q.q, q.shift, q.scale, q.sum,
+    void *const owned[] = { w, x, y, blob, q.q, q.shift, q.scale, q.sum, q.offset,
                             h.hi, h.lo, h.scale, h.sum, half };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
@@ -145,7 +147,8 @@ static void hash_nibbles(const struct kernels *t, int worst)
     size_t k_pad = (k + 63) / 64 * 64, spread = worst ? 60 : 5;
     float *w = buffer(rows * k), *x = buffer(n * k), *y = buffer(n * rows);
     struct qbatch q = { .q = allocate(n * k_pad), .shift = allocate(n * k_pad / 64),
-                        .scale = buffer(n), .sum = allocate(n * 8), .k = k, .k_pad = k_pad };
+                        .scale = buffer(n), .sum = allocate(n * 8),
+                        .offset = allocate(n * k_pad / 8), .k = k, .k_pad = k_pad };
     fill(w, rows * k, 0);
     fill(x, n * k, 0);
     for (size_t i = 0; i < n; i++)
@@ -169,7 +172,7 @@ static void hash_nibbles(const struct kernels *t, int worst)
         take_floats(y, n * rows);
         free(blob);
     }
-    void *const owned[] = { w, x, y, q.q, q.shift, q.scale, q.sum };
+    void *const owned[] = { w, x, y, q.q, q.shift, q.scale, q.sum, q.offset };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
 }
@@ -183,7 +186,8 @@ static void hash_rvq(const struct kernels *t)
     float *x = buffer(n * k), *y = buffer(n * rows), *books = buffer(RVQ_MAX_CODES * RVQ_DIM);
     struct rvq_books *set = allocate(sizeof *set);
     struct qbatch q = { .q = allocate(n * k_pad), .shift = allocate(n * k_pad / 64),
-                        .scale = buffer(n), .sum = allocate(n * 8), .k = k, .k_pad = k_pad };
+                        .scale = buffer(n), .sum = allocate(n * 8),
+                        .offset = allocate(n * k_pad / 8), .k = k, .k_pad = k_pad };
     fill(x, n * k, 0);
     for (size_t i = 0; i < n; i++)
         t->quantize(x + i * k, &q, i);
@@ -220,7 +224,7 @@ static void hash_rvq(const struct kernels *t)
         take(found, 16 * shape->stages);
         free(tables);
     }
-    void *const owned[] = { x, y, books, set, q.q, q.shift, q.scale, q.sum };
+    void *const owned[] = { x, y, books, set, q.q, q.shift, q.scale, q.sum, q.offset };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
 }

@@ -23,6 +23,7 @@ def assert_quantized_equal(got: data.Quantized, want: data.Quantized) -> None:
     assert np.array_equal(got.q, want.q)
     assert np.array_equal(got.scale, want.scale)
     assert np.array_equal(got.sum, want.sum)
+    assert np.array_equal(got.offset, want.offset)
 
 
 @MODEST
@@ -59,6 +60,7 @@ def test_a_token_that_is_not_finite_gets_a_nan_scale(tables, bad, at):
     for kernels in tables:
         out = kernels.quantize(x)
         assert np.isnan(out.scale[0]) and not out.q.any() and out.sum[0] == 0
+        assert not out.offset.any()
         hi, lo, scale, total = kernels.quantize15(x)
         assert np.isnan(scale[0]) and not hi.any() and not lo.any() and total[0] == 0
 
