@@ -57,13 +57,6 @@ class PartialFile:
     def write(self, data: bytes | np.ndarray) -> None:
         _write_all(self.fd, memoryview(data).cast("B"))
 
-    def write_pair(self, head: bytes, body: np.ndarray) -> None:
-        """Both, one behind the other, in one call where the system takes them."""
-        done = os.writev(self.fd, (head, memoryview(body)))
-        if done < len(head):
-            _write_all(self.fd, memoryview(head)[done:])
-        _write_all(self.fd, memoryview(body).cast("B")[max(0, done - len(head)) :])
-
     def write_at(self, offset: int, data: np.ndarray) -> None:
         view = memoryview(data).cast("B")
         while view:

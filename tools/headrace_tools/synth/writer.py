@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -14,12 +12,13 @@ import numpy as np
 
 from .. import __version__
 from ..convert import codebooks
+from ..convert.errors import EXIT_IO, ConvertError
 from ..convert.output import OutputDirectory, PartialFile
 from ..convert.preflight import Bank, Preflight, TrunkTensor, free_bytes
 from ..convert.quantise import CODEC_NUMBERS, RVQ_BITS, encode_block
-from ..convert.errors import EXIT_IO, ConvertError
 from ..convert.writer import build_manifest, record_header, seal_trunk
 from ..crc32c import crc32c, crc32c_join
+from .direct import HashedWriter
 from .routing import TopicEmbedding, router, topic_chain
 from .weights import OUTPUT, Books, MatrixPool, deviation, small_tensor
 
@@ -132,21 +131,19 @@ class Synthesis:
         order = np.concatenate(
             [rng.permutation(len(bodies)) for _ in range(-(-bank.spec.experts // len(bodies)))]
         )
-        digest = hashlib.sha256()
         checksums: list[int] = []
-        with ThreadPoolExecutor(1) as hasher:
+        with HashedWriter(file.fd, bank.record_bytes) as out:
             for expert in range(bank.spec.experts):
                 body, sum_of_body = bodies[order[expert]]
                 header = record_header(bank, expert)
                 crc = crc32c_join(crc32c(header), sum_of_body, body.size)
-                header = header[:60] + struct.pack("<I", crc)
-                digest.update(header)
-                hashed = hasher.submit(digest.update, body)
-                file.write_pair(header, body)
-                hashed.result()
+                record = out.next()
+                record[:60] = np.frombuffer(header, np.uint8, 60)
+                record[60:64] = np.frombuffer(struct.pack("<I", crc), np.uint8)
+                record[64:] = body
                 checksums.append(crc)
                 progress(bank.record_bytes)
-        file.sha256 = digest.hexdigest()
+        file.sha256 = out.digest.hexdigest()
         file.record["crc32c"] = checksums
         _drop_cached(file.fd)
 
