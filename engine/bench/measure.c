@@ -1,9 +1,9 @@
 #include "bench/measure.h"
 
-#include <stdlib.h>
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/sort.h"
 
 enum {
     READ_CHUNK = 1 << 20, /* between two looks at the clock */
@@ -95,7 +95,7 @@ static int ascending(const void *a, const void *b)
 
 struct sample sample_of(double *values, size_t n)
 {
-    qsort(values, n, sizeof *values, ascending);
+    sort_in_place(values, n, sizeof *values, ascending);
     const double median = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
     return (struct sample){median, median > 0 ? (values[n - 1] - values[0]) / median : 0};
 }

@@ -2,10 +2,10 @@
 #include "store/manifest.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/carve.h"
+#include "base/sort.h"
 #include "store/direct_io.h"
 #include "store/regular_file.h"
 #include "store/row_table.h"
@@ -156,7 +156,7 @@ static hr_status read_trunk(struct container *c, const struct json *trunk, uint3
     TRY(json_need(trunk, "tensors", JSON_ARRAY, where, &tensors, err));
     for (uint32_t i = 0; i < c->tensor_count; i++)
         TRY(read_tensor(json_at(tensors, i), i, c->trunk_bytes, &end, &c->tensors[i], err));
-    qsort(c->tensors, c->tensor_count, sizeof *c->tensors, by_name);
+    sort_in_place(c->tensors, c->tensor_count, sizeof *c->tensors, by_name);
     for (uint32_t i = 1; i < c->tensor_count; i++)
         if (strcmp(c->tensors[i - 1].name, c->tensors[i].name) == 0)
             return fail(err, HR_ERR_FORMAT, MANIFEST_NAME ": tensor \"%s\" is listed twice",

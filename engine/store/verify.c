@@ -28,6 +28,7 @@ struct verify {
     uint64_t done, total, faults;
     bool stopped;
     char first[1000];
+    hr_error cause; /* first time that the drive or the memory failed, which is no fault of a file */
 };
 
 /* A file being read: its checks see every block once, in order. */
@@ -59,6 +60,19 @@ static void fault(struct verify *v, const char *fmt, ...)
     tell(v, 1, text);
 }
 
+/* A drive that fails is told like a fault, for the file is not proven; without memory nothing is. */
+static void failed(struct verify *v, const hr_error *err)
+{
+    const bool memory = err->code == HR_ERR_MEMORY;
+    if ((memory || err->code == HR_ERR_IO) && v->cause.code != HR_ERR_MEMORY &&
+        (memory || v->cause.code == HR_OK))
+        v->cause = *err;
+    if (memory)
+        v->stopped = true;
+    else
+        fault(v, "%s", err->detail);
+}
+
 /* The next n bytes (at most BLOCK) into v->block; false at a fault or when asked to stop. */
 static bool next_block(struct stream *s, size_t n)
 {
@@ -66,7 +80,7 @@ static bool next_block(struct stream *s, size_t n)
     hr_error err = {0};
     if (s->broken || v->stopped) return false;
     if (file_read_exact(s->fd, s->name, s->at, v->block, n, &err) != HR_OK) {
-        fault(v, "%s", err.detail);
+        failed(v, &err);
         s->broken = true;
         return false;
     }
@@ -176,7 +190,7 @@ static void check_record_block(struct verify *v, const struct bank_entry *k, uin
     uint64_t where;
     if (start == 0) {
         hr_error err = {0};
-        if (record_check_identity(k, expert, v->block, &err) != HR_OK) fault(v, "%s", err.detail);
+        if (record_check_identity(k, expert, v->block, &err) != HR_OK) failed(v, &err);
         r->crc = record_crc_start(v->block);
         skip = RECORD_HEADER;
     }
@@ -222,7 +236,7 @@ static void check_bank(struct stream *s, const struct bank_entry *k)
             at += n;
         }
         hr_error err = {0};
-        if (record_check_crc(k, e, r.crc, &err) != HR_OK) fault(v, "%s", err.detail);
+        if (record_check_crc(k, e, r.crc, &err) != HR_OK) failed(v, &err);
     }
 }
 
@@ -288,7 +302,7 @@ static void check_file(struct verify *v, const char *name)
 
     if (v->stopped) return;
     if (file_open_beneath(v->dir_fd, name, &s.fd, &s.bytes, &err) != HR_OK) {
-        fault(v, "%s", err.detail);
+        failed(v, &err);
         return;
     }
     hr_sha256_init(&s.hash);
@@ -304,7 +318,7 @@ static void check_file(struct verify *v, const char *name)
         else if (strcmp(name, NGRAM_NAME) == 0)
             check_ngram(&s);
         else if (strcmp(name, CODEBOOKS_NAME) == 0 && codebooks_load(v->dir_fd, v->c, &err) != HR_OK)
-            fault(v, "%s", err.detail);
+            failed(v, &err);
     }
     while (s.at < s.bytes && next_block(&s, at_most(s.bytes - s.at))) {
     }
@@ -353,10 +367,10 @@ static void read_manifest(struct verify *v, const char *path)
     hr_error err = {0};
     if (file_read_whole(v->dir_fd, MANIFEST_NAME, MANIFEST_MAX, NULL, &text, &bytes, &err) !=
         HR_OK) {
-        fault(v, "%s", err.detail);
+        failed(v, &err);
         return;
     }
-    if (manifest_parse(text, bytes, path, NULL, &v->c, &err) != HR_OK) fault(v, "%s", err.detail);
+    if (manifest_parse(text, bytes, path, NULL, &v->c, &err) != HR_OK) failed(v, &err);
     mem_free(NULL, text, bytes);
 }
 
@@ -380,7 +394,7 @@ hr_status container_verify(const char *path, hr_verify_fn report, void *user, hr
         close(v.dir_fd);
         return fail(err, HR_ERR_MEMORY, "no memory to verify");
     }
-    if (digest_list_read(v.dir_fd, NULL, &v.list, &e) != HR_OK) fault(&v, "%s", e.detail);
+    if (digest_list_read(v.dir_fd, NULL, &v.list, &e) != HR_OK) failed(&v, &e);
     read_manifest(&v, path);
     v.done = v.total = v.list.text_bytes;
     for (size_t i = 0; i < v.list.count; i++) v.total += present_bytes(&v, v.list.entries[i].name);
@@ -390,7 +404,10 @@ hr_status container_verify(const char *path, hr_verify_fn report, void *user, hr
     digest_list_free(&v.list);
     mem_free(NULL, v.block, BLOCK);
     close(v.dir_fd);
+    if (v.cause.code == HR_ERR_MEMORY) return fail(err, HR_ERR_MEMORY, "%s", v.cause.detail);
     if (v.stopped) return fail(err, HR_ERR_CANCELLED, "verification was stopped");
+    if (v.cause.code == HR_ERR_IO)
+        return fail(err, HR_ERR_IO, "not everything could be read: %s", v.cause.detail);
     if (v.faults == 0) return HR_OK;
     return fail(err, HR_ERR_FORMAT, "%llu fault%s found, the first: %s",
                 (unsigned long long)v.faults, v.faults == 1 ? "" : "s", v.first);

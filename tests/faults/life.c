@@ -103,6 +103,14 @@ static bool act(struct scene *s)
            ok(s, "generate", generate(s->second, prompt, n, o->tokens[2], &o->err));
 }
 
+static bool check(struct scene *s)
+{
+    hr_plan_result plan = {.size = sizeof plan};
+    const struct life_place *p = s->place;
+    return ok(s, "plan", hr_plan(p->container, &p->params, &plan, &s->out->err)) &&
+           ok(s, "verify", hr_verify(p->container, NULL, NULL, &s->out->err));
+}
+
 /* A model that is open after a failure must work as if nothing had happened. */
 static void again(struct scene *s)
 {
@@ -126,7 +134,7 @@ void life_live(const struct life_place *place, const char *plan, struct life *ou
     const int descriptors = life_descriptors();
     const struct alive before = allocations_alive();
     fault_arm(plan);
-    const bool done = act(&s);
+    const bool done = place->checks ? check(&s) : act(&s);
     if (fired) *fired = fault_fired();
     fault_arm(NULL);
     if (s.model && !done && place->clean) again(&s);

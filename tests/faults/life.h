@@ -1,4 +1,5 @@
-/* Everything a program does with a model, once: open, evaluate, generate, fork, save, load, close. */
+/* Everything a program does with a model, once: open, evaluate, generate, fork, save, load, close;
+ * or, without opening it, plan and verify. */
 #ifndef TESTS_FAULTS_LIFE_H
 #define TESTS_FAULTS_LIFE_H
 
@@ -27,9 +28,10 @@ struct life_place {
     const char *container, *saved; /* saved: a path to write a session to */
     hr_model_params params;
     const struct life *clean; /* what a life without faults gave; NULL: this is the one */
+    bool checks;              /* plan and verify only */
 };
 
-/* `armed` runs before the first call and `disarmed` as soon as one fails or all are done. */
+/* The plan (NULL: none) holds from before the first call until one fails or all are done. */
 void life_live(const struct life_place *place, const char *plan, struct life *out, uint64_t *fired);
 int life_descriptors(void);
 bool life_same_tokens(const struct life *a, const struct life *b);

@@ -417,6 +417,25 @@ def test_pool_refuses_absurd_thread_counts(lib, threads: int) -> None:
     assert "must be 1..1024" in detail(ffi, err)
 
 
+@settings(max_examples=60, deadline=None)
+@given(values=st.lists(st.integers(0, 50), max_size=200), size=st.integers(1, 3))
+def test_sort_in_place_is_sorting(lib, values: list[int], size: int) -> None:
+    """Elements of several words: the first is compared, the others must travel with it."""
+    ffi, C = lib
+    rows = [[v, *range(i, i + size - 1)] for i, v in enumerate(values)]
+    data = ffi.new("int32_t[]", [x for row in rows for x in row] or [0])
+
+    @ffi.callback("int(const void *, const void *)")
+    def compare(a, b):
+        return ffi.cast("int32_t *", a)[0] - ffi.cast("int32_t *", b)[0]
+
+    C.sort_in_place(data, len(rows), 4 * size, compare)
+    flat = list(data)[: len(rows) * size]
+    got = [flat[i : i + size] for i in range(0, len(flat), size)]
+    assert sorted(got) == sorted(rows)
+    assert [row[0] for row in got] == sorted(values)
+
+
 def test_clock_goes_forward(lib) -> None:
     _, C = lib
     times = [C.clock_seconds() for _ in range(100)]
