@@ -495,6 +495,32 @@ typedef struct hr_probe_result {
 HR_API hr_status hr_probe(const char *path, const hr_probe_params *params, hr_probe_result *result,
                           hr_error *err);
 
+/* The cache of experts driven by recorded routes: the engine's own code decides what stays, and
+ * nothing is read. */
+typedef struct hr_simulate_params {
+    size_t size;
+    uint32_t layers, experts, top_k; /* layers with experts, experts of each, the most a token uses */
+    uint32_t slots;   /* experts that the cache holds */
+    int32_t policy;   /* HR_CACHE_* */
+    uint32_t prefill; /* tokens at the start that are evaluated in chunks; the others one by one */
+    uint32_t chunk;   /* of prefill; 0 = 512 */
+    uint32_t warm_up; /* tokens at the start whose requests are not counted */
+} hr_simulate_params;
+
+HR_API void hr_simulate_params_init(hr_simulate_params *params);
+
+typedef struct hr_simulate_result {
+    size_t size;
+    uint64_t tokens;       /* counted */
+    uint64_t hits, misses; /* of those tokens */
+    uint64_t evictions, transient_reads;
+} hr_simulate_result;
+
+/* ids [tokens][layers][top_k] in any order, -1 behind a shorter list. misses [top_k + 1] (may be NULL)
+ * receives how many of the counted layers of single tokens missed 0, 1, ... experts. */
+HR_API hr_status hr_simulate(const hr_simulate_params *params, const int32_t *ids, size_t tokens,
+                             uint64_t *misses, hr_simulate_result *result, hr_error *err);
+
 enum { HR_LIMIT_DISK = 0, HR_LIMIT_MEMORY = 1, HR_LIMIT_COMPUTE = 2 };
 enum { HR_READY = 0, HR_WARN = 1, HR_NO = 2 };
 /* What could be changed. */

@@ -13,7 +13,7 @@ enum {
 };
 
 /* What a table of other models and a short measurement leave open. */
-#define HIT_SLACK_TABLE 0.08
+#define HIT_SLACK_TABLE 0.07
 #define HIT_SLACK_GIVEN 0.02
 #define COMPUTE_SLACK 0.10
 #define GAIN_WORTH 1.05

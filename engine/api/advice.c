@@ -10,8 +10,11 @@
 #include "base/cpu.h"
 #include "quant/codec.h"
 #include "store/direct_io.h"
+#include "store/replay.h"
 
-enum { RECORD_DEFAULT = 1 << 20, RECORD_MOST = 1 << 30, SECONDS_MOST = 60, THREADS_MOST = 1024, DIM_MOST = 1 << 20 };
+enum { RECORD_DEFAULT = 1 << 20, RECORD_MOST = 1 << 30, SECONDS_MOST = 60, THREADS_MOST = 1024 };
+enum { DIM_MOST = 1 << 20, LAYERS_MOST = 1024, EXPERTS_MOST = 1 << 16 };
+enum { CHUNK_DEFAULT = 512, CHUNK_MOST = 4096 };
 
 void hr_probe_params_init(hr_probe_params *params, const hr_plan_result *plan)
 {
@@ -114,5 +117,40 @@ hr_status hr_forecast(const hr_forecast_params *params, hr_forecast_result *resu
     if (!(p.hit_rate <= 1)) return fail(err, HR_ERR_USAGE, "hit_rate is %g; at most 1", p.hit_rate);
     TRY(forecast_run(&p, &r, err));
     verdict_give(&p, &r);
+    return give(result, result->size, &r, sizeof r, err);
+}
+
+void hr_simulate_params_init(hr_simulate_params *params)
+{
+    memset(params, 0, sizeof *params);
+    params->size = sizeof *params;
+}
+
+hr_status hr_simulate(const hr_simulate_params *params, const int32_t *ids, size_t tokens,
+                      uint64_t *misses, hr_simulate_result *result, hr_error *err)
+{
+    hr_simulate_params p;
+    hr_simulate_result r = {.size = sizeof r};
+    struct replay_result found;
+    if (!params || !result || (!ids && tokens))
+        return fail(err, HR_ERR_USAGE, "params, ids or result is NULL");
+    hr_simulate_params_init(&p);
+    TRY(take_struct("hr_simulate_params", params, params->size, &p, sizeof p, err));
+    if (p.chunk == 0) p.chunk = CHUNK_DEFAULT;
+    if (p.layers == 0 || p.layers > LAYERS_MOST || p.experts == 0 || p.experts > EXPERTS_MOST ||
+        p.top_k == 0 || p.top_k > p.experts || p.chunk > CHUNK_MOST)
+        return fail(err, HR_ERR_USAGE, "%u layers of %u experts, %u of a token, in chunks of %u: out "
+                    "of range", p.layers, p.experts, p.top_k, p.chunk);
+    if (p.policy < HR_CACHE_AUTO || p.policy > HR_CACHE_LFU)
+        return fail(err, HR_ERR_USAGE, "policy is %d", p.policy);
+    if (misses) memset(misses, 0, ((size_t)p.top_k + 1) * sizeof *misses);
+    const struct replay_setup setup = {p.layers, p.experts, p.top_k, p.slots, p.policy, p.prefill,
+                                       p.chunk, p.warm_up};
+    TRY(replay_run(&setup, ids, tokens, misses, NULL, &found, err));
+    r.tokens = found.tokens;
+    r.hits = found.hits;
+    r.misses = found.misses;
+    r.evictions = found.evictions;
+    r.transient_reads = found.transient_reads;
     return give(result, result->size, &r, sizeof r, err);
 }

@@ -1,14 +1,23 @@
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/doctor.h"
+#include "cli/trace_file.h"
 
-enum { OWN_OPTIONS = 2, RECORD_HEADER = 64, PAGE = 4096 };
+enum { OWN_OPTIONS = 3, RECORD_HEADER = 64, PAGE = 4096, TOP_K_MOST = 64 };
 
 struct doctor_options {
     struct model_options model;
     float seconds; /* of reading */
     uint32_t position;
+    const char *trace;
+};
+
+/* Shares of layers that miss 0, 1, ... experts of a recorded text; the first quarter fills the cache. */
+struct miss_shares {
+    double share[TOP_K_MOST + 1];
+    uint32_t count; /* 0: no trace */
 };
 
 /* Bytes of an expert in another codec; 0 when it is not smaller than now. */
@@ -26,14 +35,45 @@ static uint64_t smaller_record(const char *codec, const hr_plan_result *plan)
     return record < plan->record_bytes ? record : 0;
 }
 
-static hr_status examine(const char *path, const struct doctor_options *o, struct doctor *d,
-                         hr_error *err)
+static int simulate_trace(const struct doctor_options *o, const hr_plan_result *plan,
+                          struct miss_shares *out)
+{
+    const bool json = o->model.json;
+    hr_simulate_params p;
+    hr_simulate_result r = {.size = sizeof r};
+    uint64_t misses[TOP_K_MOST + 1], layers = 0;
+    int32_t *ids;
+    size_t tokens;
+    hr_error err = {0};
+    if (plan->top_k > TOP_K_MOST || plan->moe_layers == 0)
+        return report_failure(HR_ERR_USAGE, json, "doctor: --trace is for models that use 1 to %d "
+                              "experts of a layer", TOP_K_MOST);
+    const int code = trace_file_read(o->trace, plan->moe_layers, plan->top_k, json, &ids, &tokens);
+    if (code != EXIT_OK) return code;
+    hr_simulate_params_init(&p);
+    p.layers = plan->moe_layers;
+    p.experts = plan->experts;
+    p.top_k = plan->top_k;
+    p.slots = plan->cache_slots;
+    p.policy = o->model.params.cache_policy;
+    p.warm_up = (uint32_t)(tokens / 4);
+    const hr_status status = hr_simulate(&p, ids, tokens, misses, &r, &err);
+    free(ids);
+    if (status == HR_ERR_USAGE) err.code = HR_ERR_FORMAT; /* the numbers come from the file */
+    if (status != HR_OK) return report_error((hr_status)err.code, &err, json);
+    for (uint32_t i = 0; i <= plan->top_k; i++) layers += misses[i];
+    for (uint32_t i = 0; i <= plan->top_k; i++)
+        out->share[i] = (double)misses[i] / (double)(layers ? layers : 1);
+    out->count = plan->top_k + 1;
+    return EXIT_OK;
+}
+
+static hr_status examine(const char *path, const struct doctor_options *o,
+                         const struct miss_shares *misses, struct doctor *d, hr_error *err)
 {
     static const char other[] = "rvq4x64"; /* the converter's rvq3 */
     hr_probe_params probe;
     hr_forecast_params forecast;
-    hr_status status = hr_plan(path, &o->model.params, &d->plan, err);
-    if (status != HR_OK) return status;
     const uint64_t record = smaller_record(other, &d->plan);
     hr_probe_params_init(&probe, &d->plan);
     probe.disk_seconds = (double)o->seconds;
@@ -41,13 +81,17 @@ static hr_status examine(const char *path, const struct doctor_options *o, struc
     memcpy(probe.isa, o->model.params.isa, sizeof probe.isa);
     if (d->plan.moe_layers == 0) probe.disk_seconds = -1;
     if (record > 0) memcpy(probe.other_codec, other, sizeof other);
-    status = hr_probe(path, &probe, &d->probe, err);
+    const hr_status status = hr_probe(path, &probe, &d->probe, err);
     if (status != HR_OK) return status;
     hr_forecast_params_init(&forecast);
     forecast.plan = &d->plan;
     forecast.probe = &d->probe;
     forecast.position = o->position;
     forecast.other_record_bytes = record;
+    if (misses->count > 0) {
+        forecast.misses = misses->share;
+        forecast.miss_count = misses->count;
+    }
     return hr_forecast(&forecast, &d->forecast, err);
 }
 
@@ -55,11 +99,12 @@ int command_doctor(int argc, char **argv)
 {
     struct doctor_options o = {.seconds = 2};
     struct doctor d = {{.size = sizeof d.plan}, {.size = sizeof d.probe},
-                       {.size = sizeof d.forecast}};
+                       {.size = sizeof d.forecast}, false};
     model_options_init(&o.model);
     struct cli_option options[MODEL_OPTION_COUNT + OWN_OPTIONS] = {
         {"--seconds", OPTION_REAL, &o.seconds, NULL, NULL},
         {"--position", OPTION_U32, &o.position, NULL, NULL},
+        {"--trace", OPTION_TEXT, &o.trace, NULL, NULL},
     };
     model_options_describe(&o.model, options + OWN_OPTIONS);
     const char *path;
@@ -74,7 +119,15 @@ int command_doctor(int argc, char **argv)
     if (!(o.seconds > 0 && o.seconds <= 60))
         return report_failure(HR_ERR_USAGE, json, "doctor: --seconds must be above 0 and at most 60");
     hr_error err = {0};
-    const hr_status status = examine(path, &o, &d, &err);
+    struct miss_shares misses = {.count = 0};
+    hr_status status = hr_plan(path, &o.model.params, &d.plan, &err);
+    if (status != HR_OK) return finish_output(report_error(status, &err, json));
+    if (o.trace) {
+        const int code = simulate_trace(&o, &d.plan, &misses);
+        if (code != EXIT_OK) return finish_output(code);
+    }
+    d.traced = o.trace != NULL;
+    status = examine(path, &o, &misses, &d, &err);
     if (status != HR_OK) return finish_output(report_error(status, &err, json));
     if (json) doctor_print_json(&d);
     else doctor_print(&d);

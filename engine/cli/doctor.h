@@ -8,6 +8,7 @@ struct doctor {
     hr_plan_result plan;
     hr_probe_result probe;
     hr_forecast_result forecast;
+    bool traced; /* hits are those of a recorded text, not of a table */
 };
 
 void doctor_print(const struct doctor *d);

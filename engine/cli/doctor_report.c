@@ -56,9 +56,9 @@ void doctor_print(const struct doctor *d)
         printf("processor     memory %.1f GB/s, experts %.1f, trunk %.1f, with %u thread%s\n",
                m->memory_rate / 1e9, m->expert_rate / 1e9, m->trunk_rate / 1e9, m->threads,
                m->threads == 1 ? "" : "s");
-    printf("hits          %.0f %% of experts (%.0f to %.0f), %s read from disk for a token\n",
+    printf("hits          %.0f %% of experts (%.0f to %.0f, %s), %s read from disk for a token\n",
            100 * f->hit_rate, 100 * f->hit_low, 100 * f->hit_high,
-           format_bytes((uint64_t)f->bytes_read, a));
+           d->traced ? "from the trace" : "as other models", format_bytes((uint64_t)f->bytes_read, a));
     printf("forecast      %.2f tokens/s, between %.2f and %.2f; the limit is %s\n",
            f->tokens_per_second, f->low, f->high, LIMITS[f->limit]);
     bool first = true;
@@ -118,7 +118,7 @@ static void out_probe(struct json_out *j, const hr_probe_result *p)
     out_close(j, '}');
 }
 
-static void out_forecast(struct json_out *j, const hr_forecast_result *f)
+static void out_forecast(struct json_out *j, const hr_forecast_result *f, bool traced)
 {
     out_open(j, "forecast", '{');
     out_f64(j, "tokens_per_second", f->tokens_per_second);
@@ -126,6 +126,7 @@ static void out_forecast(struct json_out *j, const hr_forecast_result *f)
     out_f64(j, "high", f->high);
     out_string(j, "limit", LIMITS[f->limit]);
     out_f64(j, "hit_rate", f->hit_rate);
+    out_string(j, "hits_from", traced ? "trace" : "table");
     out_f64(j, "hit_low", f->hit_low);
     out_f64(j, "hit_high", f->hit_high);
     out_f64(j, "bytes_read", f->bytes_read);
@@ -156,7 +157,7 @@ void doctor_print_json(const struct doctor *d)
     out_close(&j, ']');
     out_plan(&j, "plan", &d->plan);
     out_probe(&j, &d->probe);
-    out_forecast(&j, &d->forecast);
+    out_forecast(&j, &d->forecast, d->traced);
     out_close(&j, '}');
     json_out_end(&j);
 }

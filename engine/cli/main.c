@@ -29,6 +29,7 @@ static const char HELP[] =
     "  doctor MODEL     will it run well here: measures the drive (two seconds) and the processor,\n"
     "                   forecasts tokens per second, says what limits them and what would help\n"
     "    --seconds S    of reading;  --position N   tokens of context (default 512)\n"
+    "    --trace FILE   of the kind of text that will be run: its hits instead of other models'\n"
     "  info [MODEL]     version; with a model, the kernels and reading mode in use\n"
     "  bench MODEL      speed of prefill and decode, bytes read, what the time went to\n"
     "    --prefill N (default 128)  --decode N (32)  --repeats R (5)\n"

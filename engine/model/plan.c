@@ -67,15 +67,6 @@ static uint32_t slots_within(const struct container *c, struct cache_options o, 
     return lo;
 }
 
-/* Buffers of a session for records that have no place in the cache: a token's choices in one layer, or
- * as many as are being read and as many being computed. */
-static uint32_t transient_buffers(const struct architecture *a, uint32_t io_threads)
-{
-    const uint32_t token = a->max_top_k < 8 ? a->max_top_k : 8;
-    const uint32_t stream = io_threads < 8 ? 2 * io_threads : 16;
-    return token > stream ? token : stream;
-}
-
 hr_status plan_make(const struct container *c, const struct architecture *a,
                     const hr_model_params *params, const struct memory_probe *memory,
                     struct plan *p, hr_error *err)
@@ -100,7 +91,7 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
         if (layer_ffn(a, i)->kind == FFN_MOE) p->working_set_records += layer_ffn(a, i)->moe.top_k;
 
     struct cache_options *o = &p->cache_options;
-    *o = (struct cache_options){.lanes = p->sessions, .transient = transient_buffers(a, p->io_threads),
+    *o = (struct cache_options){.lanes = p->sessions, .transient = cache_transient_buffers(a->max_top_k, p->io_threads),
                                 .io_threads = p->io_threads,
                                 .working_set = (uint32_t)p->working_set_records,
                                 .policy = params->cache_policy, .verify = params->verify,

@@ -135,7 +135,7 @@ hr_status expert_cache_create(struct container *c, const struct cache_options *o
     for (uint32_t i = 0; i < x->lanes; i++) pthread_cond_init(&x->lane[i].progress, NULL);
 
     hr_status s = HR_OK;
-    for (uint32_t i = 0; i < c->bank_count && s == HR_OK; i++) {
+    for (uint32_t i = 0; i < c->bank_count && s == HR_OK && !o->dry; i++) {
         const struct bank_entry *k = &c->banks[i];
         const uint64_t want = (uint64_t)k->experts * k->record.bytes;
         s = direct_file_open(c->dir_fd, k->file, o->direct, &x->files[i], err);
@@ -151,7 +151,7 @@ hr_status expert_cache_create(struct container *c, const struct cache_options *o
             s = fail(err, HR_ERR_MEMORY, "expert cache: no memory for %u buffers (%zu bytes)",
                      buffers, arena);
     }
-    if (s == HR_OK)
+    if (s == HR_OK && !o->dry)
         s = reader_create(o->io_threads, buffers, o->shuffle_seed, cache_read_record, x, b,
                           &x->reader, err);
     if (s != HR_OK) {

@@ -69,7 +69,10 @@ static void submit(struct expert_cache *x, struct cache_lane *l, bool insist)
         start_read(x, b, l->bank, w.expert);
         cache_lease_buffer(x, l, b);
         wait_for(l, w, b);
-        reader_submit(x->reader, b);
+        if (x->reader)
+            reader_submit(x->reader, b);
+        else
+            x->buffer[b].state = BUFFER_READY;
     }
     memmove(&l->pending[kept], &l->pending[i], (l->pending_count - i) * sizeof *l->pending);
     l->pending_count -= i - kept;

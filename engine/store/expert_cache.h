@@ -30,7 +30,16 @@ struct cache_options {
     int32_t verify;        /* HR_VERIFY_* */
     bool direct;
     uint32_t shuffle_seed; /* 0 = off */
+    bool dry;              /* nothing is read, every record is there at once: for simulations */
 };
+
+/* Transient buffers that suit: a token's choices in one layer, or as many as are being read and as
+ * many being computed. */
+static inline uint32_t cache_transient_buffers(uint32_t top_k, uint32_t io_threads)
+{
+    const uint32_t token = top_k < 8 ? top_k : 8, stream = io_threads < 8 ? 2 * io_threads : 16;
+    return token > stream ? token : stream;
+}
 
 struct cache_lease {
     uint32_t bank, expert;

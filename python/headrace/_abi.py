@@ -337,6 +337,31 @@ class hr_probe_result(c.Structure):
     ]
 
 
+class hr_simulate_params(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("layers", _u32),
+        ("experts", _u32),
+        ("top_k", _u32),
+        ("slots", _u32),
+        ("policy", _i32),
+        ("prefill", _u32),
+        ("chunk", _u32),
+        ("warm_up", _u32),
+    ]
+
+
+class hr_simulate_result(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("tokens", _u64),
+        ("hits", _u64),
+        ("misses", _u64),
+        ("evictions", _u64),
+        ("transient_reads", _u64),
+    ]
+
+
 class hr_forecast_params(c.Structure):
     _fields_ = [
         ("size", c.c_size_t),
@@ -452,6 +477,12 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "hr_probe": (
         c.c_int,
         [c.c_char_p, c.POINTER(hr_probe_params), c.POINTER(hr_probe_result), _error_p],
+    ),
+    "hr_simulate_params_init": (None, [c.POINTER(hr_simulate_params)]),
+    "hr_simulate": (
+        c.c_int,
+        [c.POINTER(hr_simulate_params), _ids_p, c.c_size_t, c.POINTER(_u64),
+         c.POINTER(hr_simulate_result), _error_p],
     ),
     "hr_forecast_params_init": (None, [c.POINTER(hr_forecast_params)]),
     "hr_forecast": (

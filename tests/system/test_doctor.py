@@ -101,6 +101,42 @@ def test_no_such_container(headrace_bin, tmp_path) -> None:
     assert done.returncode == 5 and b"absent" in done.stderr
 
 
+# ---- hits of one's own text -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trace(headrace_bin, model_dir, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    text = Path(__file__).resolve().parents[2] / "models" / "val.txt"
+    subprocess.run([str(headrace_bin), "trace", str(model_dir), "-f", str(text), "--tokens", "200",
+                    "-o", str(path)], check=True, capture_output=True, timeout=60)
+    return path
+
+
+def test_hits_of_a_trace(headrace, headrace_bin, model_dir, trace) -> None:
+    from headrace_tools.simulate.trace import read_trace
+
+    done = doctor(headrace_bin, model_dir, "--ram", "13MiB", "--seconds", "0.1", "--trace", trace, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["forecast"]
+    recorded = read_trace(trace)
+    slots = headrace.plan(model_dir, ram="13MiB").cache_slots
+    simulated = headrace.simulate(recorded.routes, slots, experts=recorded.experts, warm_up=50)
+    assert found["hits_from"] == "trace" and 0.05 < found["hit_rate"] < 0.95
+    assert found["hit_rate"] == pytest.approx(simulated.hit_rate)
+
+
+@pytest.mark.parametrize("lines, text", [
+    ("", "no token"), ('{"layers": [[1, 2, 3, 4]]}\n', "line 1 is no token of this model"),
+    ('{"layers": ' + json.dumps([[1, 2, 3, 4, 5]] * 8) + "}", "line 1"),
+    ('{"layers": ' + json.dumps([[1, 2, 3, 99]] * 8) + "}", "expert 99"),
+    ('{"layers": ' + json.dumps([1] * 8) + "}", "line 1"), ("[[[[", "line 1")])
+def test_traces_of_something_else(headrace_bin, model_dir, tmp_path, lines: str, text: str) -> None:
+    (tmp_path / "trace").write_text(lines)
+    done = doctor(headrace_bin, model_dir, "--trace", tmp_path / "trace")
+    assert done.returncode == 3 and text in done.stderr.decode()
+
+
 # ---- the probe ------------------------------------------------------------------------------------
 
 

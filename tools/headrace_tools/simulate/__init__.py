@@ -1,0 +1,1 @@
+"""Cache simulation on recorded routes."""

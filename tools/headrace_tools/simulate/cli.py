@@ -1,0 +1,219 @@
+"""headrace-simulate TRACE: what caches of several sizes and policies make of recorded routes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import headrace
+
+from .. import __version__
+from .belady import belady
+from .trace import Trace, TraceError, read_trace
+
+EXIT_USAGE, EXIT_BAD_INPUT, EXIT_IO = 2, 3, 5
+ENGINE_POLICIES = ("auto", "lru", "lfu")
+POLICIES = (*ENGINE_POLICIES, "belady")
+_EPILOG = """Policies are the engine's own, run by its library; belady knows the future and is what no
+cache can exceed. A trace is recorded by `headrace trace MODEL -f TEXT -o TRACE`.
+
+With --model and --ram the forecast of `headrace doctor` is made with the misses that were found.
+
+exit codes: 0 ok, 2 usage, 3 bad trace, 5 I/O, 130 interrupted."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cache. bytes_per_token is None when the size of an expert is unknown; the last two are None
+    when nothing was said of the drive."""
+
+    policy: str
+    slots: int
+    working_sets: float
+    ram: str | None
+    hits: int
+    misses: int
+    tokens: int
+    hit_rate: float
+    bytes_per_token: float | None
+    tokens_per_second: float | None
+    limit: str | None
+
+
+def _list(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",") if one.strip()]
+
+
+def _sets(text: str) -> list[float]:
+    try:
+        values = [float(one) for one in _list(text)]
+    except ValueError:
+        values = []
+    if not values or not all(0 <= v <= 1e6 for v in values):
+        raise argparse.ArgumentTypeError(f"{text!r}: give sizes in working sets, such as 0.25,1,4")
+    return values
+
+
+def _policies(text: str) -> list[str]:
+    values = _list(text)
+    if not values or set(values) - set(POLICIES):
+        raise argparse.ArgumentTypeError(f"{text!r}: choose from {','.join(POLICIES)}")
+    return values
+
+
+def _rate(text: str) -> float:
+    """Bytes a second: 3.2e9, 3.2GB, 900MB."""
+    units = {"KB": 1e3, "MB": 1e6, "GB": 1e9}
+    number, unit = text.removesuffix("/s"), 1.0
+    if number[-2:] in units:
+        number, unit = number[:-2], units[number[-2:]]
+    try:
+        value = float(number) * unit
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e15:
+        raise argparse.ArgumentTypeError(f"{text!r}: give bytes a second, such as 3.2GB")
+    return value
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a share below 1, such as 0.25")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headrace-simulate",
+        description="Replay recorded routes through the cache of experts.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="routes, one JSON object a line")
+    parser.add_argument("--cache", metavar="SETS", type=_sets,
+                        help="sizes in working sets (what one token uses; default 0.25,0.5,1,2,4)")
+    parser.add_argument("--ram", metavar="SIZES", type=_list,
+                        help="sizes as --ram of the engine, such as 4GiB,8GiB; needs --model")
+    parser.add_argument("--policy", metavar="NAMES", type=_policies, default=["auto", "lru", "belady"],
+                        help=f"of {','.join(POLICIES)} (default auto,lru,belady)")
+    parser.add_argument("--warm-up", metavar="SHARE", type=_share, default=0.25,
+                        help="of the tokens at the start that fill the cache uncounted (default 0.25)")
+    parser.add_argument("--model", metavar="CONTAINER", type=Path,
+                        help="the container: sizes of experts, and with --ram a forecast")
+    parser.add_argument("--record-bytes", metavar="N", type=int, default=0,
+                        help="bytes of an expert, when neither trace nor container says")
+    parser.add_argument("--bandwidth", metavar="RATE", type=_rate,
+                        help="of the drive, such as 3.2GB: the tokens per second that it allows")
+    parser.add_argument("--seconds", metavar="S", type=float, default=2.0,
+                        help="of measuring the drive for the forecast (default 2)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--version", action="version", version=f"headrace-simulate {__version__}")
+    return parser
+
+
+class _Forecaster:
+    """Tokens per second with the misses of a simulation: by the machine, or by a given bandwidth."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.bandwidth = args.bandwidth
+        self.probe: headrace.Probe | None = None
+        self.plans: dict[str, headrace.Plan] = {}
+        if args.model is not None and args.ram is not None:
+            self.plans = {ram: headrace.plan(args.model, ram=ram) for ram in args.ram}
+            if self.bandwidth is None:
+                plan = next(iter(self.plans.values()))
+                self.probe = headrace.probe(args.model, plan, disk_seconds=args.seconds)
+
+    def __call__(self, ram: str | None, bytes_per_token: float | None,
+                 misses: list[float]) -> tuple[float | None, str | None]:
+        if self.probe is not None and ram is not None and misses:
+            found = headrace.forecast(self.plans[ram], self.probe, misses=misses)
+            return found.tokens_per_second, found.limit
+        if self.bandwidth is not None and bytes_per_token:
+            return self.bandwidth / bytes_per_token, "disk"
+        return None, None
+
+
+def _rows(trace: Trace, args: argparse.Namespace) -> list[Row]:
+    forecaster = _Forecaster(args)
+    record = args.record_bytes or trace.record_bytes
+    if args.model is not None and not args.record_bytes:
+        record = headrace.plan(args.model).record_bytes
+    warm_up = int(args.warm_up * trace.routes.shape[0])
+    if args.ram is not None:
+        sizes = [(ram, forecaster.plans[ram].cache_slots) for ram in args.ram]
+    else:
+        sets = args.cache or [0.25, 0.5, 1.0, 2.0, 4.0]
+        sizes = [(None, min(trace.total, int(s * trace.working_set))) for s in sets]
+    rows = []
+    for policy in args.policy:
+        for ram, slots in sizes:
+            if policy == "belady":
+                hits, misses = belady(trace.routes, slots, trace.experts, warm_up)
+                tokens, shares = trace.routes.shape[0] - warm_up, []
+            else:
+                found = headrace.simulate(trace.routes, slots, experts=trace.experts, policy=policy,
+                                          warm_up=warm_up)
+                hits, misses, tokens = found.hits, found.misses, found.tokens
+                shares = found.miss_shares
+            volume = record * misses / tokens if record else None
+            rate, limit = forecaster(ram, volume, shares)
+            rows.append(Row(policy, slots, round(slots / trace.working_set, 4), ram, hits, misses,
+                            tokens, hits / max(1, hits + misses), volume, rate, limit))
+    return rows
+
+
+def _table(trace: Trace, rows: list[Row]) -> str:
+    tokens, layers, top_k = trace.routes.shape
+    lines = [f"{tokens} tokens, {layers} layers of {trace.experts} experts, {top_k} of a token "
+             f"({trace.working_set} in all), {rows[0].tokens} tokens counted",
+             f"{'policy':8} {'cache':>10} {'sets':>6} {'experts':>8} {'hits':>7} {'MB/token':>9} {'tokens/s':>9}"]
+    for row in rows:
+        volume = "" if row.bytes_per_token is None else f"{row.bytes_per_token / 1e6:.1f}"
+        rate = "" if row.tokens_per_second is None else f"{row.tokens_per_second:.2f}"
+        lines.append(f"{row.policy:8} {row.ram or '':>10} {row.working_sets:6.2f} {row.slots:8} "
+                     f"{row.hit_rate:7.1%} {volume:>9} {rate:>9} {row.limit or ''}".rstrip())
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.ram is not None and (args.model is None or args.cache is not None):
+        parser.error("--ram needs --model, and excludes --cache")
+    try:
+        trace = read_trace(args.trace)
+        rows = _rows(trace, args)
+    except TraceError as error:
+        print(f"headrace-simulate: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except headrace.UsageError as error:
+        print(f"headrace-simulate: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except headrace.HeadraceError as error:
+        print(f"headrace-simulate: {error}", file=sys.stderr)
+        return EXIT_IO if isinstance(error, headrace.HeadraceIOError) else EXIT_BAD_INPUT
+    except OSError as error:
+        print(f"headrace-simulate: {error.filename or args.trace}: {error.strerror}", file=sys.stderr)
+        return EXIT_IO
+    except KeyboardInterrupt:
+        return 130
+    if args.json:
+        print(json.dumps({"trace": str(args.trace), "tokens": trace.routes.shape[0],
+                          "layers": trace.routes.shape[1], "top_k": trace.routes.shape[2],
+                          "experts": trace.experts, "rows": [asdict(row) for row in rows]}, indent=1))
+    else:
+        print(_table(trace, rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
