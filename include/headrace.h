@@ -230,7 +230,7 @@ HR_API hr_status hr_eval(hr_session *session, const int32_t *ids, size_t n, int3
                          float *logits, hr_error *err);
 
 /* Asks a running hr_eval or hr_generate on this session to stop: within one layer
- * in prefill, within one token in decode. Harmless when nothing runs: the request
+ * and one read in prefill, within one token in decode. Harmless when nothing runs: the request
  * is forgotten when the next call begins. */
 HR_API void hr_cancel(hr_session *session);
 

@@ -106,7 +106,7 @@ static hr_status run_ffn(struct forward_call *call, uint32_t i, uint32_t n, hr_e
     }
     struct moe_call mc = {.nn = &m->nn, .cache = m->cache, .bank = &m->c->banks[w->bank],
                           .bank_index = w->bank, .lane = call->lane, .part = &part->moe,
-                          .weights = &w->moe, .scratch = &moe, .hidden = hidden};
+                          .weights = &w->moe, .scratch = &moe, .hidden = hidden, .cancel = call->cancel};
     const hr_status st = moe_forward(&mc, &s->in, s->y, hidden, err);
     call->waited += mc.waited;
     call->stored += mc.stored;
@@ -139,7 +139,7 @@ static hr_status run_ngram(const struct forward_call *call, uint32_t i, const in
     const struct ngram_call g = {.nn = &m->nn, .arch = &m->arch, .site = &m->arch.ngram.sites[at],
                                  .weights = &m->ngram[at], .rows = m->ngram_rows,
                                  .state = &call->state->ngram[at],
-                                 .stream = call->scratch->residual.h};
+                                 .stream = call->scratch->residual.h, .cancel = call->cancel};
     struct carve c = {call->scratch->part, 0};
     struct ngram_scratch s;
     ngram_carve(&c, &m->arch, n, &s);

@@ -13,7 +13,7 @@ struct forward_call {
     uint32_t lane, position;
     struct state *state;
     struct forward_scratch *scratch;
-    const _Atomic int *cancel; /* looked at between layers when not NULL */
+    const _Atomic int *cancel; /* looked at between layers and reads when not NULL */
     int32_t *route_ids;        /* [moe_layers][route_stride] for this chunk's first token, or NULL */
     float *route_weights;
     size_t route_stride;       /* values per MoE layer */

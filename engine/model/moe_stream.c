@@ -137,6 +137,8 @@ static hr_status compute_experts(struct moe_call *call, struct linear_input *rou
     struct moe_scratch *s = call->scratch;
     bool shared_pending = p->shared_inner > 0, finished = false;
     while (!finished) {
+        if (call->cancel && atomic_load(call->cancel))
+            return fail(err, HR_ERR_CANCELLED, "cancelled while experts were read");
         const double start = clock_seconds();
         const hr_status st = gather(call, &w, !shared_pending, &finished, err);
         call->stored += clock_seconds() - start;

@@ -3,6 +3,8 @@
 #ifndef MODEL_MOE_STREAM_H
 #define MODEL_MOE_STREAM_H
 
+#include <stdatomic.h>
+
 #include "nn/glu.h"
 #include "nn/parts.h"
 #include "nn/router.h"
@@ -37,6 +39,7 @@ struct moe_call {
     const struct moe_weights *weights;
     struct moe_scratch *scratch;
     uint32_t hidden;
+    const _Atomic int *cancel; /* looked at after each read when not NULL */
     double waited; /* seconds blocked on reads, added to */
     double stored; /* seconds in calls of the cache, those blocked included, added to */
 };

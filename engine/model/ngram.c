@@ -63,6 +63,8 @@ static hr_status read_rows(const struct ngram_ctx *c, uint32_t t, hr_error *err)
     row_numbers(c, t, rows);
     for (uint32_t i = 0; i < p->tables; i++) {
         float *to = e + (size_t)i * p->dim;
+        if (c->call->cancel && atomic_load(c->call->cancel))
+            return fail(err, HR_ERR_CANCELLED, "cancelled while rows were read");
         if (p->codec == CODEC_F32) {
             TRY(row_table_read(c->call->rows, rows[i], to, err));
             continue;

@@ -2,6 +2,8 @@
 #ifndef MODEL_NGRAM_H
 #define MODEL_NGRAM_H
 
+#include <stdatomic.h>
+
 #include "model/architecture.h"
 #include "nn/linear.h"
 #include "store/row_table.h"
@@ -27,6 +29,7 @@ struct ngram_call {
     struct row_table *rows;
     struct ngram_state *state;
     float *stream; /* [n][width] */
+    const _Atomic int *cancel; /* looked at before each row when not NULL */
 };
 
 /* Adds the rows of n tokens to the stream; moves the state on. */

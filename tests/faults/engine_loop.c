@@ -12,6 +12,7 @@
 #include "plan.h"
 #include "report.h"
 #include "session_file.h"
+#include "slow_drive.h"
 
 #define MEMORY_CALLS "malloc,mmap,mprotect,thread"
 #define READ_CALLS "pread,read,open,stat"
@@ -158,5 +159,6 @@ int main(int argc, char **argv)
         if (chosen(campaigns[i].name, argc, argv)) run_campaign(&campaigns[i], &place);
     for (size_t i = 0; i < sizeof file_campaigns / sizeof *file_campaigns; i++)
         if (chosen(file_campaigns[i].name, argc, argv)) session_file_campaign(&place, &file_campaigns[i]);
+    if (chosen("slow drive", argc, argv)) slow_drive_campaign(&place);
     return 0;
 }

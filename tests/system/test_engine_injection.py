@@ -84,3 +84,11 @@ def test_every_allocation_of_other_parts(engine_loop, fixture_models, fixture):
 
 def test_every_allocation_with_a_tokenizer(engine_loop, model_dir):
     engine_loop(model_dir, {"one allocation fails": 50})
+
+
+def test_slow_drive(engine_loop, tmp_path):
+    """B24: with 200 ms for a read, prefill is cancelled within three of them, not within a layer's
+    sixty-four; the reads can be counted meanwhile."""
+    make_container(tmp_path / "model", layers=2, experts=64, hidden=64, inner=32, codec="int8",
+                   top_k=4, tokenizer=None)
+    engine_loop(tmp_path / "model", {"slow drive": 4})
