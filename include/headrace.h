@@ -91,7 +91,8 @@ typedef struct hr_model_params {
     uint64_t ram;
     uint32_t ctx;          /* tokens a session can hold; 0 = 4096. At most the model's limit */
     uint32_t threads;      /* compute threads, caller included; 0 = physical cores available */
-    uint32_t io_threads;   /* reader threads; 0 = 4 */
+    uint32_t io_threads;   /* reads in flight on each drive; 0 = measured while opening, 2 to 8; 4 where there
+                              is too little to measure */
     uint32_t chunk;        /* most tokens evaluated together in prefill; 0 = by memory, at most 512 */
     uint32_t max_sessions; /* sessions alive at once that `ram` must hold; 0 = 1 */
     int32_t cache_policy;  /* HR_CACHE_* ; default HR_CACHE_AUTO */
@@ -102,6 +103,12 @@ typedef struct hr_model_params {
      * delivered. 0 = off. Never changes a bit of any result. */
     uint32_t shuffle_reads;
     uint32_t reserved;
+    /* Directories, on other drives, with further copies of bank files (experts-*.bin, same names) or with
+     * some that the container's own lacks. A record is read from the drive that will have it first; when
+     * that fails, from another that has it. Only read while opening; at most 7. */
+    const char *const *drives;
+    uint32_t drive_count;
+    uint32_t reserved2;
 } hr_model_params;
 
 HR_API void hr_model_params_init(hr_model_params *params);
@@ -139,6 +146,7 @@ typedef struct hr_model_info {
     char io_mode[48];        /* "direct", "buffered", or "mixed"; as probed by a real read */
     char trunk_codec[16], expert_codec[16];
     char container_sha256[65]; /* hex SHA-256 of manifest.json */
+    uint32_t drives;         /* the container's own directory counts */
 } hr_model_info;
 
 /* info->size must be set by the caller to sizeof(hr_model_info). */
@@ -268,6 +276,7 @@ typedef struct hr_stats {
     double seconds_prefill, seconds_decode, seconds_waiting; /* waiting: blocked on reads */
     double seconds_compute, seconds_other; /* with waiting: all of prefill and decode; other: the
                                               cache's own work, entering and leaving a call */
+    uint64_t read_fallbacks;        /* records read from another drive after one had failed */
 } hr_stats;
 
 typedef struct hr_token {
@@ -339,6 +348,24 @@ HR_API hr_status hr_generate(hr_session *session, const int32_t *ids, size_t n,
 
 /* Totals since the model was opened. stats->size must be set by the caller. */
 HR_API hr_status hr_get_stats(const hr_model *model, hr_stats *stats, hr_error *err);
+
+/* One drive's part in reading experts, since the model was opened. */
+typedef struct hr_drive_info {
+    size_t size;
+    uint64_t reads, bytes_read;
+    uint64_t failures;         /* reads that gave no good record */
+    double seconds_reading;    /* with a read in flight: bytes_read over it is the bandwidth it had */
+    double probed;             /* bytes per second, measured while opening; 0 = not measured */
+    uint32_t banks, in_flight; /* bank files it holds; most reads at once */
+    uint32_t left_out;         /* 1 after errors in a row: read only where no other drive has the bank */
+    char io_mode[16];          /* as in hr_model_info; "absent" without a bank file */
+    char path[512];            /* cut when longer */
+} hr_drive_info;
+
+/* Drive 0 is the container's own directory, then hr_model_params.drives in their order. HR_ERR_USAGE
+ * past the last. info->size must be set by the caller. */
+HR_API hr_status hr_get_drive(const hr_model *model, uint32_t drive, hr_drive_info *info,
+                              hr_error *err);
 
 /* ---- quantisation ------------------------------------------------------ */
 

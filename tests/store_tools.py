@@ -32,14 +32,18 @@ def check(ffi: Any, code: int, err: Any) -> None:
 class Container:
     """An opened container. `budget` limits what it may allocate (0 = no limit)."""
 
-    def __init__(self, lib: tuple[Any, Any], path: str | Path, limit: int = 0) -> None:
+    def __init__(self, lib: tuple[Any, Any], path: str | Path, limit: int = 0,
+                 drives: tuple[Path, ...] = ()) -> None:
         self.ffi, self.C = lib
         self.path = Path(path)
         self.budget = self.ffi.new("struct mem_budget *")
         self.C.mem_budget_init(self.budget, limit)
         out, err = self.ffi.new("struct container **"), self.ffi.new("hr_error *")
         self.p = self.ffi.NULL
-        check(self.ffi, self.C.container_open(os.fsencode(path), self.budget, out, err), err)
+        names = [self.ffi.new("char[]", os.fsencode(d)) for d in drives]
+        check(self.ffi, self.C.container_open_drives(
+            os.fsencode(path), self.ffi.new("const char *[]", names), len(names), self.budget, out,
+            err), err)
         self.p = out[0]
 
     def close(self) -> None:
@@ -69,12 +73,13 @@ class Cache:
 
     def __init__(self, container: Container, slots: int, *, lanes: int = 1, transient: int = 1,
                  io_threads: int = 2, working_set: int = 1, policy: int = LRU, verify: int = FIRST,
-                 direct: bool = True, shuffle: int = 0, limit: int = 0) -> None:
+                 direct: bool = True, shuffle: int = 0, limit: int = 0, ahead: int = 0,
+                 calibrate: bool = False) -> None:
         self.container, self.ffi, self.C = container, container.ffi, container.C
         self.options = self.ffi.new("struct cache_options *", {
             "slots": slots, "lanes": lanes, "transient": transient, "io_threads": io_threads,
             "working_set": working_set, "policy": policy, "verify": verify, "direct": direct,
-            "shuffle_seed": shuffle})
+            "shuffle_seed": shuffle, "ahead": ahead, "calibrate": calibrate})
         self.budget = self.ffi.new("struct mem_budget *")
         self.C.mem_budget_init(self.budget, limit)
         out, err = self.ffi.new("struct expert_cache **"), self.ffi.new("hr_error *")
@@ -146,6 +151,16 @@ class Cache:
         s = self.ffi.new("struct cache_stats *")
         self.C.expert_cache_stats(self.p, s)
         return {name: int(getattr(s, name)) for name, _ in self.ffi.typeof(s[0]).fields}
+
+    def drive(self, index: int) -> Any:
+        """A struct cache_drive_stats."""
+        s = self.ffi.new("struct cache_drive_stats *")
+        self.C.expert_cache_drive(self.p, index, s)
+        return s
+
+    def read_ahead(self, bank: int, experts: list[int], lane: int = 0) -> None:
+        self.C.cache_read_ahead(self.p, lane, bank, self.ffi.new("uint32_t[]", experts),
+                                len(experts))
 
     def mode(self) -> str:
         return self.ffi.string(self.C.expert_cache_io_mode(self.p)).decode()

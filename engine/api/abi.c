@@ -111,6 +111,7 @@ hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error
     snprintf(i.io_mode, sizeof i.io_mode, "%s", expert_cache_io_mode(m->cache));
     snprintf(i.trunk_codec, sizeof i.trunk_codec, "%s", codec_name(trunk_codec_of(m->c)));
     codec_of_experts(m, i.expert_codec);
+    i.drives = m->c->drive_count;
     snprintf(i.container_sha256, sizeof i.container_sha256, "%s", m->c->sha256);
     return give(info, info->size, &i, sizeof i, err);
 }
@@ -300,4 +301,27 @@ hr_status hr_get_stats(const hr_model *model, hr_stats *stats, hr_error *err)
 uint32_t hr_crc32c(uint32_t crc, const void *data, size_t n)
 {
     return crc32c(crc, data, n);
+}
+
+hr_status hr_get_drive(const hr_model *model, uint32_t drive, hr_drive_info *info, hr_error *err)
+{
+    const struct model *m = model_of(model);
+    struct cache_drive_stats s;
+    hr_drive_info i = {.size = sizeof i};
+    if (!m || !info) return fail(err, HR_ERR_USAGE, "model or info is NULL");
+    if (drive >= m->c->drive_count)
+        return fail(err, HR_ERR_USAGE, "there is no drive %u; the model has %u", drive,
+                    m->c->drive_count);
+    expert_cache_drive(m->cache, drive, &s);
+    i.reads = s.reads;
+    i.bytes_read = s.bytes;
+    i.failures = s.failures;
+    i.seconds_reading = s.seconds;
+    i.probed = s.probed;
+    i.banks = s.banks;
+    i.in_flight = s.depth;
+    i.left_out = s.left_out;
+    snprintf(i.io_mode, sizeof i.io_mode, "%s", s.mode);
+    snprintf(i.path, sizeof i.path, "%s", s.path);
+    return give(info, info->size, &i, sizeof i, err);
 }

@@ -76,7 +76,7 @@ hr_status hr_plan(const char *path, const hr_model_params *params, hr_plan_resul
     struct container *c = NULL;
     if (!path || !plan) return fail(err, HR_ERR_USAGE, "path or plan is NULL");
     TRY(take_params(params, &p, err));
-    TRY(container_open(path, NULL, &c, err));
+    TRY(container_open_drives(path, p.drives, p.drive_count, NULL, &c, err));
     const hr_status st = plan_container(c, &p, &r, err);
     container_close(c);
     if (st != HR_OK) return st;

@@ -25,8 +25,9 @@ struct model_options {
     hr_model_params params;
     int32_t isa; /* index of --isa's choice */
     bool no_direct, json;
+    struct text_list drives;
 };
-enum { MODEL_OPTION_COUNT = 10 };
+enum { MODEL_OPTION_COUNT = 11 };
 void model_options_init(struct model_options *o);
 /* Writes MODEL_OPTION_COUNT descriptions that point into *o. */
 void model_options_describe(struct model_options *o, struct cli_option *out);
@@ -77,5 +78,7 @@ void print_stats(const hr_stats *s); /* on stderr */
 void out_plan(struct json_out *j, const char *key, const hr_plan_result *p);
 void out_stats(struct json_out *j, const hr_stats *s);
 void out_model(struct json_out *j, const hr_model_info *info);
+void out_drives(struct json_out *j, const hr_model *model);
+void print_drives(const hr_model *model, FILE *to);
 
 #endif

@@ -207,6 +207,7 @@ void model_options_describe(struct model_options *o, struct cli_option *out)
         {"--isa", OPTION_CHOICE, &o->isa, ISA_NAMES, NULL},
         {"--cache", OPTION_CHOICE, &p->cache_policy, CACHE_NAMES, NULL},
         {"--verify", OPTION_CHOICE, &p->verify, VERIFY_NAMES, NULL},
+        {"--drive", OPTION_LIST, &o->drives, NULL, NULL},
         {"--no-direct", OPTION_FLAG, &o->no_direct, NULL, NULL},
         {"--json", OPTION_FLAG, &o->json, NULL, NULL},
     };
@@ -221,6 +222,8 @@ void model_options_finish(struct model_options *o)
     memcpy(o->params.isa, name, n);
     o->params.isa[n] = '\0';
     if (o->no_direct) o->params.direct = 0;
+    o->params.drives = o->drives.item;
+    o->params.drive_count = (uint32_t)o->drives.count;
 }
 
 int model_command_parse(int argc, char **argv, const char *command, bool may_lack_model,

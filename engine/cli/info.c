@@ -7,7 +7,8 @@ static void print_info(const hr_model_info *m)
     char bytes[32];
     printf("name            %s\n", m->name);
     printf("kernels         %s, %u threads\n", m->isa, m->threads);
-    printf("reading         %s, %u threads\n", m->io_mode, m->io_threads);
+    printf("reading         %s, %u at once from each of %u drives\n", m->io_mode, m->io_threads,
+           m->drives);
     printf("context         %u of %u tokens, chunk %u\n", m->ctx, m->max_position, m->chunk);
     printf("layers          %u, %u with experts (%u, %u for each token)\n", m->layers,
            m->moe_layers, m->experts, m->top_k);
@@ -24,15 +25,15 @@ int command_info(int argc, char **argv)
     const int parsed = model_command_parse(argc, argv, "info", true, &o, &path);
     if (parsed != EXIT_OK) return parsed;
     hr_model_info info = {.size = sizeof info};
+    hr_model *model = NULL;
     if (path) {
         hr_error err = {0};
-        hr_model *model = NULL;
         hr_status status = hr_model_open(path, &o.params, &model, &err);
-        if (status == HR_OK) {
-            status = hr_model_get_info(model, &info, &err);
+        if (status == HR_OK) status = hr_model_get_info(model, &info, &err);
+        if (status != HR_OK) {
             hr_model_close(model);
+            return finish_output(report_error(status, &err, o.json));
         }
-        if (status != HR_OK) return finish_output(report_error(status, &err, o.json));
     }
     if (o.json) {
         struct json_out j;
@@ -42,14 +43,21 @@ int command_info(int argc, char **argv)
         out_open(&j, "isa", '[');
         for (uint32_t i = 0; hr_isa_name(i); i++) out_string(&j, NULL, hr_isa_name(i));
         out_close(&j, ']');
-        if (path) out_model(&j, &info);
+        if (path) {
+            out_model(&j, &info);
+            out_drives(&j, model);
+        }
         out_close(&j, '}');
         json_out_end(&j);
     } else {
         printf("headrace %s\nthis CPU runs   ", hr_version());
         for (uint32_t i = 0; hr_isa_name(i); i++) printf(" %s", hr_isa_name(i));
         printf("\n");
-        if (path) print_info(&info);
+        if (path) {
+            print_info(&info);
+            print_drives(model, stdout);
+        }
     }
+    hr_model_close(model);
     return finish_output(EXIT_OK);
 }

@@ -56,6 +56,8 @@ static const char HELP[] =
     "  --cache auto|lru|lfu\n"
     "  --verify first|always|off    when expert records are checksummed\n"
     "  --no-direct      read through the page cache\n"
+    "  --drive DIR      a directory on another drive with copies of experts-*.bin, or with some\n"
+    "                   that MODEL lacks; up to 7 times\n"
     "\n"
     "exit codes: 0 ok, 2 usage, 3 bad input file, 4 not enough memory, 5 input/output,\n"
     "130 interrupted (a second Ctrl-C ends at once)\n";

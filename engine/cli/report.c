@@ -65,6 +65,7 @@ void out_stats(struct json_out *j, const hr_stats *s)
     out_f64(j, "seconds_waiting", s->seconds_waiting);
     out_f64(j, "seconds_compute", s->seconds_compute);
     out_f64(j, "seconds_other", s->seconds_other);
+    out_u64(j, "read_fallbacks", s->read_fallbacks);
     out_close(j, '}');
 }
 
@@ -98,4 +99,47 @@ void out_model(struct json_out *j, const hr_model_info *info)
     out_u64(j, "record_bytes", info->record_bytes);
     out_u64(j, "container_bytes", info->container_bytes);
     out_close(j, '}');
+}
+
+void out_drives(struct json_out *j, const hr_model *model)
+{
+    hr_drive_info d = {.size = sizeof d};
+    out_open(j, "drives", '[');
+    for (uint32_t i = 0; hr_get_drive(model, i, &d, NULL) == HR_OK; i++) {
+        out_open(j, NULL, '{');
+        out_string(j, "path", d.path);
+        out_string(j, "io_mode", d.io_mode);
+        out_u64(j, "banks", d.banks);
+        out_u64(j, "in_flight", d.in_flight);
+        out_u64(j, "reads", d.reads);
+        out_u64(j, "bytes_read", d.bytes_read);
+        out_u64(j, "failures", d.failures);
+        out_bool(j, "left_out", d.left_out != 0);
+        out_f64(j, "seconds_reading", d.seconds_reading);
+        out_f64(j, "probed_bytes_per_second", d.probed);
+        out_close(j, '}');
+    }
+    out_close(j, ']');
+}
+
+static void print_rate(FILE *to, const char *what, double bytes_per_second)
+{
+    char bytes[32];
+    if (bytes_per_second > 0)
+        fprintf(to, ", %s %s/s", what, format_bytes((uint64_t)bytes_per_second, bytes));
+}
+
+void print_drives(const hr_model *model, FILE *to)
+{
+    hr_drive_info d = {.size = sizeof d};
+    for (uint32_t i = 0; hr_get_drive(model, i, &d, NULL) == HR_OK; i++) {
+        fprintf(to, "drive %-9u %s: %u banks, %s, %u at once", i, d.path, d.banks, d.io_mode,
+                d.in_flight);
+        print_rate(to, "measured", d.probed);
+        print_rate(to, "gave", d.reads > 0 ? per_second(d.bytes_read, d.seconds_reading) : 0);
+        if (d.failures > 0)
+            fprintf(to, ", %llu reads failed%s", (unsigned long long)d.failures,
+                    d.left_out ? ", left out" : "");
+        fputc('\n', to);
+    }
 }

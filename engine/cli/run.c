@@ -100,6 +100,7 @@ static void print_json(const hr_model *model, const hr_generation *g, const stru
     out_i64(&j, "stop_string", g->stop_string);
     out_stats(&j, &g->stats);
     if (hr_model_get_info(model, &info, NULL) == HR_OK) out_model(&j, &info);
+    out_drives(&j, model);
     out_close(&j, '}');
     json_out_end(&j);
 }
@@ -135,7 +136,10 @@ static int generate_and_print(hr_model *model, const struct run_options *options
             else if (g.finish == HR_FINISH_CANCELLED && !o.write_failed)
                 code = report_failure(HR_ERR_MEMORY, false, "no memory to collect the text");
         }
-        if (g.tokens > 0 || status == HR_OK) print_stats(&g.stats);
+        if (g.tokens > 0 || status == HR_OK) {
+            print_stats(&g.stats);
+            if (info.drives > 1) print_drives(model, stderr);
+        }
     }
     interrupt_watch(NULL);
     hr_session_free(session);

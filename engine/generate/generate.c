@@ -59,6 +59,7 @@ static void update_stats(struct run *r)
     now.seconds_waiting -= b->seconds_waiting;
     now.seconds_compute -= b->seconds_compute;
     now.seconds_other -= b->seconds_other;
+    now.read_fallbacks -= b->read_fallbacks;
     r->result.stats = now;
 }
 

@@ -163,7 +163,8 @@ static hr_status open_steps(struct model *m, const char *path, hr_error *err)
     struct memory_probe memory;
     TRY(check_params(&m->params, err));
     TRY(choose_kernels(m, err));
-    TRY(container_open(path, &m->mem, &m->c, err));
+    TRY(container_open_drives(path, m->params.drives, m->params.drive_count, &m->mem, &m->c, err));
+    m->params.drives = NULL; /* the caller's, for this call only */
     const hr_status st = architecture_read(m->c->model, &m->arch, err);
     if (st != HR_OK) return fail_prefix(err, st, "%s", path);
     for (uint32_t i = 0; i < m->c->stop_count; i++)
@@ -262,6 +263,7 @@ void model_stats(struct model *m, hr_stats *out)
     out->records_verified = c.verified;
     out->evictions = c.evictions;
     out->transient_reads = c.transient_reads;
+    out->read_fallbacks = c.fallbacks;
     out->leases = c.leases;
     out->cache_slots = c.slots;
     out->cache_used = c.used;

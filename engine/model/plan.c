@@ -42,7 +42,7 @@ static hr_status in_range(const char *what, uint32_t v, uint32_t max, hr_error *
 static uint64_t overhead_bytes(const struct container *c, const struct architecture *a,
                                uint32_t threads)
 {
-    uint64_t n = c->mem_bytes + mem_cost(json_bytes(c->manifest)) + pool_cost(threads) + CALL_SLACK;
+    uint64_t n = c->mem_bytes + container_drives_cost(c) + mem_cost(json_bytes(c->manifest)) + pool_cost(threads) + CALL_SLACK;
     n += mem_cost(a->layers * sizeof(struct layer_weights));
     n += mem_cost(architecture_stacks(a) * sizeof(struct matrix));
     if (a->ngram.order) n += row_table_cost();
@@ -67,6 +67,22 @@ static uint32_t slots_within(const struct container *c, struct cache_options o, 
     return lo;
 }
 
+/* Threads of each drive. When the number is left to the engine and there is enough on a drive to
+ * measure it, creation finds out how many of them are used: small records need more reads in flight. */
+enum { FEW_READS = 4, MANY_READS = 8, LARGE_RECORD = 4 << 20, WORTH_MEASURING = 256 << 20 };
+
+static void choose_reads(const struct container *c, const hr_model_params *params, struct plan *p)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < c->bank_count; i++)
+        bytes += (uint64_t)c->banks[i].experts * c->banks[i].record.bytes;
+    p->cache_options.calibrate =
+        params->io_threads == 0 && params->direct != 0 && bytes >= WORTH_MEASURING;
+    const bool many = p->cache_options.calibrate && p->record_bytes < LARGE_RECORD;
+    p->io_threads = params->io_threads ? params->io_threads : many ? MANY_READS : FEW_READS;
+    p->cache_options.io_threads = p->io_threads;
+}
+
 hr_status plan_make(const struct container *c, const struct architecture *a,
                     const hr_model_params *params, const struct memory_probe *memory,
                     struct plan *p, hr_error *err)
@@ -81,7 +97,6 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
         return fail(err, HR_ERR_USAGE, "ctx is %u; this model knows positions up to %u", p->ctx,
                     a->max_position);
     p->threads = params->threads ? params->threads : cpu_physical_cores();
-    p->io_threads = params->io_threads ? params->io_threads : 4;
     p->sessions = params->max_sessions ? params->max_sessions : 1;
     p->available = memory->usable;
     p->ram = params->ram ? params->ram : memory_default_budget(memory);
@@ -91,12 +106,13 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
         if (layer_ffn(a, i)->kind == FFN_MOE) p->working_set_records += layer_ffn(a, i)->moe.top_k;
 
     struct cache_options *o = &p->cache_options;
-    *o = (struct cache_options){.lanes = p->sessions, .transient = cache_transient_buffers(a->max_top_k, p->io_threads),
-                                .io_threads = p->io_threads,
+    *o = (struct cache_options){.lanes = p->sessions,
                                 .working_set = (uint32_t)p->working_set_records,
                                 .policy = params->cache_policy, .verify = params->verify,
                                 .direct = params->direct != 0,
                                 .shuffle_seed = params->shuffle_reads};
+    choose_reads(c, params, p);
+    o->transient = cache_transient_buffers(a->max_top_k, p->io_threads);
     p->trunk = mem_cost(c->trunk_bytes);
     p->overhead = overhead_bytes(c, a, p->threads);
     p->state = p->sessions * plan_session_state(a, p->ctx);

@@ -9,20 +9,29 @@ static void push_free(struct expert_cache *x, uint32_t b)
     *head = b;
 }
 
-static uint32_t pop_free(struct expert_cache *x, enum cache_buffer_kind kind)
+uint32_t cache_pop_free(struct expert_cache *x, enum cache_buffer_kind kind)
 {
     const uint32_t b = x->free[kind];
     if (b != NO_BUFFER) x->free[kind] = x->buffer[b].next_free;
     return b;
 }
 
-static void empty_buffer(struct expert_cache *x, uint32_t b)
+void cache_empty_buffer(struct expert_cache *x, uint32_t b)
 {
     struct cache_buffer *f = &x->buffer[b];
     x->buffer_of[cache_record_of(x, f)] = NO_BUFFER;
     if (f->kind == BUFFER_SLOT) x->stats.used--;
     f->state = BUFFER_EMPTY;
+    f->guess = f->dropped = false;
     push_free(x, b);
+}
+
+void cache_change_roles(struct expert_cache *x, uint32_t b, uint32_t home)
+{
+    x->buffer[b].kind = x->buffer[home].kind;
+    if (x->buffer[b].kind == BUFFER_SLOT) x->stats.used++;
+    x->buffer[home].kind = BUFFER_AHEAD;
+    push_free(x, home);
 }
 
 /* The coldest slot joins the free ones; false when there is none to give up. */
@@ -31,7 +40,7 @@ static bool evict(struct expert_cache *x)
     const uint32_t coldest = cache_policy_coldest(&x->policy);
     if (coldest == NO_SLOT) return false;
     cache_policy_withdraw(&x->policy, coldest);
-    empty_buffer(x, coldest);
+    cache_empty_buffer(x, coldest);
     x->stats.evictions++;
     return true;
 }
@@ -42,7 +51,7 @@ static void close_surplus(struct expert_cache *x)
     if (x->open <= x->capacity) return;
     while (x->open > x->capacity) {
         if (x->free[BUFFER_SLOT] == NO_BUFFER && !evict(x)) return;
-        const uint32_t b = pop_free(x, BUFFER_SLOT);
+        const uint32_t b = cache_pop_free(x, BUFFER_SLOT);
         x->buffer[b].kind = BUFFER_CLOSED;
         mem_return(x->budget, cache_bytes_of(x, b), x->slot_bytes, &x->returned);
         push_free(x, b);
@@ -56,7 +65,7 @@ static void reopen(struct expert_cache *x)
     while (x->open < x->capacity) {
         const uint32_t b = x->free[BUFFER_CLOSED];
         if (!mem_retake(x->budget, cache_bytes_of(x, b), x->slot_bytes, &x->returned)) return;
-        (void)pop_free(x, BUFFER_CLOSED);
+        (void)cache_pop_free(x, BUFFER_CLOSED);
         x->buffer[b].kind = BUFFER_SLOT;
         push_free(x, b);
         x->open++;
@@ -86,7 +95,7 @@ void cache_unlease_buffer(struct expert_cache *x, struct cache_lane *l, uint32_t
     x->stats.leases--;
     if (--f->leases > 0) return;
     if (f->state != BUFFER_READY || f->kind == BUFFER_TRANSIENT)
-        empty_buffer(x, b);
+        cache_empty_buffer(x, b);
     else
         cache_policy_offer(&x->policy, b, f->bank, cache_record_of(x, f));
     close_surplus(x);
@@ -95,16 +104,16 @@ void cache_unlease_buffer(struct expert_cache *x, struct cache_lane *l, uint32_t
 uint32_t cache_take_buffer(struct expert_cache *x, struct cache_lane *l, uint32_t bank,
                            uint32_t record, bool insist)
 {
-    const uint32_t b = pop_free(x, BUFFER_SLOT);
+    const uint32_t b = cache_pop_free(x, BUFFER_SLOT);
     if (b != NO_BUFFER) return b;
     const uint32_t coldest = cache_policy_coldest(&x->policy);
     const bool worth = coldest != NO_SLOT && cache_policy_admits(&x->policy, bank, record, coldest);
     if (!worth && l->transient_held < x->transient) {
-        const uint32_t passing = pop_free(x, BUFFER_TRANSIENT);
+        const uint32_t passing = cache_pop_free(x, BUFFER_TRANSIENT);
         if (passing != NO_BUFFER) return passing;
     }
     if (!worth && !insist) return NO_BUFFER;
-    return evict(x) ? pop_free(x, BUFFER_SLOT) : NO_BUFFER;
+    return evict(x) ? cache_pop_free(x, BUFFER_SLOT) : NO_BUFFER;
 }
 
 void expert_cache_resize(struct expert_cache *x, uint32_t capacity, bool wait)

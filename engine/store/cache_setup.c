@@ -39,7 +39,7 @@ static uint32_t useful_slots(const struct container *c, const struct cache_optio
 static bool arena_size(const struct container *c, const struct cache_options *o, uint32_t *buffers,
                        size_t *bytes)
 {
-    const uint64_t n = useful_slots(c, o) + (uint64_t)o->lanes * o->transient;
+    const uint64_t n = useful_slots(c, o) + (uint64_t)o->lanes * (o->transient + o->ahead);
     if (n > BUFFERS_MAX || record_count(c) >= UINT32_MAX ||
         !size_mul((size_t)n, (size_t)expert_cache_slot_bytes(c), bytes))
         return false;
@@ -55,21 +55,23 @@ static struct expert_cache *lay_out(struct carve *carve, const struct container 
     struct expert_cache *x = carve_take(carve, sizeof *x);
     uint32_t *first = carve_take(carve, (c->bank_count + 1) * sizeof *first);
     uint32_t *buffer_of = carve_take(carve, records * sizeof *buffer_of);
-    uint8_t *verified = carve_take(carve, records / 8 + 1);
-    struct direct_file *files = carve_take(carve, c->bank_count * sizeof *files);
+    struct cache_drive *drive = carve_take(carve, c->drive_count * sizeof *drive);
+    uint8_t *verified = carve_take(carve, c->drive_count * (records / 8 + 1));
+    struct direct_file *files =
+        carve_take(carve, (size_t)c->drive_count * c->bank_count * sizeof *files);
     struct cache_buffer *buffer = carve_take(carve, buffers * sizeof *buffer);
     struct cache_lane *lane = carve_take(carve, o->lanes * sizeof *lane);
     struct cache_wanted *pending = carve_take(carve, (size_t)o->lanes * batch * sizeof *pending);
     struct cache_waiting *waiting = carve_take(carve, (size_t)o->lanes * batch * sizeof *waiting);
+    uint32_t *ahead = carve_take(carve, (size_t)o->lanes * o->ahead * sizeof *ahead);
     struct cache_policy policy;
-    cache_policy_init(&policy, carve, first, c->bank_count, records, useful_slots(c, o),
-                      o->working_set, o->policy);
+    cache_policy_init(&policy, carve, first, c->bank_count, records, buffers, o->working_set,
+                      o->policy);
     if (carve->base == NULL) return NULL;
 
     x->first = first;
     x->buffer_of = buffer_of;
-    x->verified = verified;
-    x->files = files;
+    x->drive = drive;
     x->buffer = buffer;
     x->lane = lane;
     x->policy = policy;
@@ -77,22 +79,35 @@ static struct expert_cache *lay_out(struct carve *carve, const struct container 
     x->buffers = buffers;
     x->lanes = o->lanes;
     x->transient = o->transient;
-    for (uint32_t i = 0; i < sizeof x->free / sizeof x->free[0]; i++) x->free[i] = NO_BUFFER;
-    for (uint32_t i = 0; i < c->bank_count; i++) {
-        first[i + 1] = first[i] + c->banks[i].experts;
-        files[i].fd = -1;
+    x->ahead = o->ahead;
+    cache_policy_resize(&x->policy, x->capacity);
+    for (uint32_t i = 0; i < BUFFER_KINDS; i++) x->free[i] = NO_BUFFER;
+    for (uint32_t i = 0; i < c->bank_count; i++) first[i + 1] = first[i] + c->banks[i].experts;
+    for (uint32_t i = 0; i < c->drive_count; i++) {
+        drive[i].files = files + (size_t)i * c->bank_count;
+        drive[i].verified = verified + (size_t)i * (records / 8 + 1);
+        for (uint32_t k = 0; k < c->bank_count; k++) drive[i].files[k].fd = -1;
     }
     for (uint32_t i = 0; i < records; i++) buffer_of[i] = NO_BUFFER;
     for (uint32_t i = buffers; i-- > 0;) {
-        buffer[i].kind = i < x->slots ? BUFFER_SLOT : BUFFER_TRANSIENT;
+        buffer[i].kind = i < x->slots                                   ? BUFFER_SLOT
+                         : i < x->slots + o->lanes * o->transient ? BUFFER_TRANSIENT
+                                                                  : BUFFER_AHEAD;
         buffer[i].next_free = x->free[buffer[i].kind];
         x->free[buffer[i].kind] = i;
     }
     for (uint32_t i = 0; i < o->lanes; i++) {
         lane[i].pending = pending + (size_t)i * batch;
         lane[i].waiting = waiting + (size_t)i * batch;
+        lane[i].ahead = ahead + (size_t)i * o->ahead;
     }
     return x;
+}
+
+static struct reader_options reader_of(const struct container *c, const struct cache_options *o,
+                                       uint32_t buffers)
+{
+    return (struct reader_options){c->drive_count, o->io_threads, buffers, o->shuffle_seed};
 }
 
 uint64_t expert_cache_cost(const struct container *c, const struct cache_options *o)
@@ -102,7 +117,8 @@ uint64_t expert_cache_cost(const struct container *c, const struct cache_options
     size_t arena;
     if (!arena_size(c, o, &buffers, &arena)) return UINT64_MAX;
     (void)lay_out(&carve, c, o, buffers);
-    return mem_cost(carve.used) + mem_cost(arena) + reader_cost(o->io_threads, buffers);
+    const struct reader_options r = reader_of(c, o, buffers);
+    return mem_cost(carve.used) + mem_cost(arena) + reader_cost(&r);
 }
 
 hr_status expert_cache_create(struct container *c, const struct cache_options *o,
@@ -134,16 +150,7 @@ hr_status expert_cache_create(struct container *c, const struct cache_options *o
     pthread_cond_init(&x->closed, NULL);
     for (uint32_t i = 0; i < x->lanes; i++) pthread_cond_init(&x->lane[i].progress, NULL);
 
-    hr_status s = HR_OK;
-    for (uint32_t i = 0; i < c->bank_count && s == HR_OK && !o->dry; i++) {
-        const struct bank_entry *k = &c->banks[i];
-        const uint64_t want = (uint64_t)k->experts * k->record.bytes;
-        s = direct_file_open(c->dir_fd, k->file, o->direct, &x->files[i], err);
-        if (s == HR_OK && x->files[i].bytes != want)
-            s = fail(err, HR_ERR_FORMAT, "%s: has %llu bytes, %llu are expected: it changed since "
-                     "the container was opened", k->file, (unsigned long long)x->files[i].bytes,
-                     (unsigned long long)want);
-    }
+    hr_status s = o->dry ? HR_OK : cache_open_drives(x, o->direct, err);
     if (s == HR_OK) {
         x->arena = mem_alloc(b, arena);
         x->arena_bytes = arena;
@@ -151,13 +158,14 @@ hr_status expert_cache_create(struct container *c, const struct cache_options *o
             s = fail(err, HR_ERR_MEMORY, "expert cache: no memory for %u buffers (%zu bytes)",
                      buffers, arena);
     }
-    if (s == HR_OK && !o->dry)
-        s = reader_create(o->io_threads, buffers, o->shuffle_seed, cache_read_record, x, b,
-                          &x->reader, err);
+    const struct reader_options r = reader_of(c, o, buffers);
+    if (s == HR_OK && !o->dry) s = reader_create(&r, cache_read_record, x, b, &x->reader, err);
     if (s != HR_OK) {
         expert_cache_free(x);
         return s;
     }
+    for (uint32_t i = 0; i < c->drive_count; i++) x->drive[i].stats.depth = o->io_threads;
+    if (o->calibrate && !o->dry) cache_calibrate(x, o->io_threads);
     *out = x;
     return HR_OK;
 }
@@ -166,7 +174,7 @@ void expert_cache_free(struct expert_cache *x)
 {
     if (x == NULL) return;
     reader_free(x->reader);
-    for (uint32_t i = 0; i < x->container->bank_count; i++) direct_file_close(&x->files[i]);
+    cache_close_drives(x);
     for (uint32_t i = 0; i < x->lanes; i++) pthread_cond_destroy(&x->lane[i].progress);
     pthread_cond_destroy(&x->closed);
     pthread_mutex_destroy(&x->lock);
@@ -181,13 +189,4 @@ void expert_cache_stats(const struct expert_cache *x, struct cache_stats *out)
     *out = x->stats;
     out->slots = x->open;
     pthread_mutex_unlock(lock);
-}
-
-const char *expert_cache_io_mode(const struct expert_cache *x)
-{
-    uint32_t direct = 0;
-    const uint32_t all = x->container->bank_count;
-    for (uint32_t i = 0; i < all; i++) direct += x->files[i].direct;
-    if (direct == 0) return "buffered";
-    return direct == all ? "direct" : "mixed";
 }

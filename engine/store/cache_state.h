@@ -1,4 +1,4 @@
-/* What the cache is made of; shared by expert_cache.c, cache_buffers.c and cache_setup.c only. */
+/* What the cache is made of; shared by the files of the cache only. */
 #ifndef STORE_CACHE_STATE_H
 #define STORE_CACHE_STATE_H
 
@@ -15,15 +15,31 @@ enum cache_buffer_state { BUFFER_EMPTY, BUFFER_READING, BUFFER_READY };
 
 /* Slots are the cache. Transient buffers hold a record only while somebody leases it: a lane may
  * lease at most `transient` of these, whoever had them filled, so one is always free for a lane
- * below its share. Closed ones are slots whose memory went back to the system. */
-enum cache_buffer_kind { BUFFER_SLOT, BUFFER_TRANSIENT, BUFFER_CLOSED };
+ * below its share. Ahead: a record nobody has asked for yet; when somebody does, the buffer changes
+ * roles with a free one. Closed ones are slots whose memory went back to the system. */
+enum cache_buffer_kind { BUFFER_SLOT, BUFFER_TRANSIENT, BUFFER_AHEAD, BUFFER_CLOSED, BUFFER_KINDS };
 
 struct cache_buffer {
     uint32_t bank, expert;
     uint32_t leases;
     uint32_t next_free;
     uint8_t kind, state;
-    bool check; /* the checksum, not only the identity */
+    uint8_t drive;
+    bool check;    /* the checksum, not only the identity */
+    bool guess;    /* read ahead, for `lane` */
+    bool dropped;  /* ... which no longer wants it */
+    uint32_t lane;
+};
+
+struct cache_drive {
+    struct direct_file *files; /* [banks]; fd -1 where the drive lacks the bank */
+    uint8_t *verified;         /* [records] bits */
+    uint64_t queued;           /* bytes asked for and not there yet */
+    uint32_t pending;          /* reads they belong to */
+    uint32_t errors;           /* I/O errors in a row */
+    double since;              /* when pending rose from 0 */
+    double rate_bytes, rate_seconds; /* lately, with a read in flight */
+    struct cache_drive_stats stats;
 };
 
 struct cache_wanted {
@@ -43,6 +59,9 @@ struct cache_lane {
     uint32_t pending_count;
     struct cache_waiting *waiting; /* leased, not delivered */
     uint32_t waiting_count;
+    uint32_t *ahead; /* buffers read ahead for it that nobody has asked for */
+    uint32_t ahead_count;
+    uint64_t ahead_used, ahead_wasted;
     hr_error error;
 };
 
@@ -53,7 +72,7 @@ struct expert_cache {
     struct reader *reader;
     uint8_t *arena;
     size_t arena_bytes, slot_bytes, bytes;
-    uint32_t slots, buffers, lanes, transient; /* slots: as created */
+    uint32_t slots, buffers, lanes, transient, ahead; /* slots: as created; the last two per lane */
     uint32_t open, capacity; /* slots that are not closed; how many there shall be */
     size_t returned;         /* bytes of the closed ones */
     pthread_cond_t closed;   /* open came down to capacity */
@@ -61,11 +80,10 @@ struct expert_cache {
     uint32_t random; /* 0 = records are delivered in order */
     uint32_t *first;     /* [banks + 1] number of the bank's expert 0 */
     uint32_t *buffer_of; /* [records] */
-    uint8_t *verified;   /* [records] bits */
-    struct direct_file *files; /* [banks] */
+    struct cache_drive *drive; /* [container->drive_count] */
     struct cache_buffer *buffer;
     struct cache_lane *lane;
-    uint32_t free[3]; /* list heads, by kind */
+    uint32_t free[BUFFER_KINDS]; /* list heads */
     struct cache_policy policy;
     struct cache_stats stats;
 };
@@ -88,7 +106,30 @@ void cache_unlease_buffer(struct expert_cache *x, struct cache_lane *l, uint32_t
 uint32_t cache_take_buffer(struct expert_cache *x, struct cache_lane *l, uint32_t bank,
                            uint32_t record, bool insist);
 
-/* The job of a reader thread: fills buffer b and tells who waits for it. */
-void cache_read_record(void *cache, uint32_t b);
+/* The buffer forgets its record and is free; the free buffer `home` takes over the role of b, which
+ * was read ahead, and b that of home. */
+void cache_empty_buffer(struct expert_cache *x, uint32_t b);
+void cache_change_roles(struct expert_cache *x, uint32_t b, uint32_t home);
+uint32_t cache_pop_free(struct expert_cache *x, enum cache_buffer_kind kind);
+
+/* cache_drives.c: sends buffer b to be filled from the drive that should have it first; takes that
+ * back unless a thread has begun. With the lock held. */
+void cache_start_read(struct expert_cache *x, uint32_t b, uint32_t bank, uint32_t expert, bool low);
+bool cache_cancel_read(struct expert_cache *x, uint32_t b);
+/* The job of a reader thread: fills buffer b and calls cache_read_done. */
+void cache_read_record(void *cache, uint32_t b, uint32_t drive);
+/* Opens the bank files of all drives; depths by measuring where asked for. */
+hr_status cache_open_drives(struct expert_cache *x, bool direct, hr_error *err);
+void cache_calibrate(struct expert_cache *x, uint32_t io_threads);
+void cache_close_drives(struct expert_cache *x);
+
+/* expert_cache.c: tells who waits for buffer b; with the lock held. */
+void cache_read_done(struct expert_cache *x, uint32_t b, hr_status s, const hr_error *error);
+
+/* cache_ahead.c, with the lock held: a lane asks for what was read ahead; what it has not asked for
+ * is given up; a read ahead that nobody has claimed is done. */
+void cache_claim(struct expert_cache *x, uint32_t b, uint32_t home);
+void cache_settle_ahead(struct expert_cache *x, uint32_t lane);
+void cache_ahead_done(struct expert_cache *x, uint32_t b, hr_status s);
 
 #endif

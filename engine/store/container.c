@@ -57,12 +57,11 @@ static hr_status check_digest(int dir_fd, struct mem_budget *b, const uint8_t di
     return HR_OK;
 }
 
-static hr_status check_file(const struct container *c, const char *name, uint64_t bytes,
-                            hr_error *err)
+static hr_status check_file_in(int dir_fd, const char *name, uint64_t bytes, hr_error *err)
 {
     int fd;
     uint64_t present;
-    TRY(file_open_beneath(c->dir_fd, name, &fd, &present, err));
+    TRY(file_open_beneath(dir_fd, name, &fd, &present, err));
     close(fd);
     if (present != bytes)
         return fail(err, HR_ERR_FORMAT, "%s: has %llu bytes, " MANIFEST_NAME " says %llu; copy or "
@@ -71,11 +70,33 @@ static hr_status check_file(const struct container *c, const char *name, uint64_
     return HR_OK;
 }
 
+static hr_status check_file(const struct container *c, const char *name, uint64_t bytes,
+                            hr_error *err)
+{
+    return check_file_in(c->dir_fd, name, bytes, err);
+}
+
+/* A copy may be missing as long as there is one. */
+static hr_status check_bank(const struct container *c, const struct bank_entry *bank, hr_error *err)
+{
+    uint32_t copies = 0;
+    for (uint32_t i = 0; i < c->drive_count; i++) {
+        if (file_missing_beneath(c->drives[i].fd, bank->file)) continue;
+        const hr_status s = check_file_in(c->drives[i].fd, bank->file, bank_bytes(bank), err);
+        if (s != HR_OK) return i == 0 ? s : fail_prefix(err, s, "%s", c->drives[i].path);
+        copies++;
+    }
+    if (copies > 0) return HR_OK;
+    if (c->drive_count == 1) return check_file(c, bank->file, bank_bytes(bank), err);
+    return fail(err, HR_ERR_FORMAT, "%s: missing from the container and from the %u other drives given",
+                bank->file, c->drive_count - 1);
+}
+
 static hr_status check_files(const struct container *c, hr_error *err)
 {
     TRY(check_file(c, TRUNK_NAME, c->trunk_bytes, err));
     for (uint32_t i = 0; i < c->bank_count; i++)
-        TRY(check_file(c, c->banks[i].file, bank_bytes(&c->banks[i]), err));
+        TRY(check_bank(c, &c->banks[i], err));
     if (c->has_tokenizer) TRY(check_file(c, TOKENIZER_NAME, c->tokenizer_bytes, err));
     if (c->ngram.rows > 0) TRY(check_file(c, NGRAM_NAME, c->ngram.bytes, err));
     if (c->codebooks_bytes > 0) TRY(check_file(c, CODEBOOKS_NAME, c->codebooks_bytes, err));
@@ -105,8 +126,50 @@ static hr_status read_manifest(int dir_fd, const char *path, struct mem_budget *
     return HR_OK;
 }
 
+static hr_status open_drives(struct container *c, const char *const *drives, uint32_t count,
+                             hr_error *err)
+{
+    char text[128];
+    c->drives[0] = (struct drive_dir){c->path, c->dir_fd};
+    c->drive_count = 1;
+    if (count >= DRIVES_MOST)
+        return fail(err, HR_ERR_USAGE, "%u further drives are too many; at most %d are allowed", count,
+                    DRIVES_MOST - 1);
+    for (uint32_t i = 0; i < count; i++) {
+        struct drive_dir *d = &c->drives[c->drive_count];
+        if (drives == NULL || drives[i] == NULL)
+            return fail(err, HR_ERR_USAGE, "the path of drive %u is NULL", i);
+        char *name = mem_alloc(c->mem, strlen(drives[i]) + 1);
+        if (name == NULL) return fail(err, HR_ERR_MEMORY, "no memory for the path of a drive");
+        strcpy(name, drives[i]);
+        d->path = name;
+        c->drive_count++;
+        do d->fd = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        while (d->fd < 0 && errno == EINTR);
+        if (d->fd < 0) {
+            const int code = errno;
+            return fail(err, HR_ERR_IO, "cannot open the drive's directory: %s: %s",
+                        system_error(code, text), drives[i]);
+        }
+    }
+    return HR_OK;
+}
+
+uint64_t container_drives_cost(const struct container *c)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 1; i < c->drive_count; i++) n += mem_cost(strlen(c->drives[i].path) + 1);
+    return n;
+}
+
 hr_status container_open(const char *path, struct mem_budget *b, struct container **out,
                          hr_error *err)
+{
+    return container_open_drives(path, NULL, 0, b, out, err);
+}
+
+hr_status container_open_drives(const char *path, const char *const *drives, uint32_t count,
+                                struct mem_budget *b, struct container **out, hr_error *err)
 {
     int fd;
     struct container *c;
@@ -119,7 +182,8 @@ hr_status container_open(const char *path, struct mem_budget *b, struct containe
         return s;
     }
     c->dir_fd = fd;
-    s = check_files(c, err);
+    s = open_drives(c, drives, count, err);
+    if (s == HR_OK) s = check_files(c, err);
     if (s == HR_OK) s = codebooks_load(fd, c, err);
     if (s != HR_OK) {
         container_close(c);
@@ -132,6 +196,10 @@ hr_status container_open(const char *path, struct mem_budget *b, struct containe
 void container_close(struct container *c)
 {
     if (c == NULL) return;
+    for (uint32_t i = 1; i < c->drive_count; i++) {
+        if (c->drives[i].fd >= 0) close(c->drives[i].fd);
+        mem_free(c->mem, (char *)(uintptr_t)c->drives[i].path, strlen(c->drives[i].path) + 1);
+    }
     if (c->dir_fd >= 0) close(c->dir_fd);
     json_free(c->manifest);
     mem_free(c->mem, c, (size_t)c->mem_bytes);

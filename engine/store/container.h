@@ -35,9 +35,18 @@ struct ngram_entry { /* the rows of ngram.bin; rows is 0 without */
     uint64_t bytes; /* length of the file */
 };
 
+/* A directory with further copies of bank files, or with some that the container's own lacks. */
+enum { DRIVES_MOST = 8 };
+struct drive_dir {
+    const char *path;
+    int fd;
+};
+
 struct container {
     char *path;
     int dir_fd;
+    uint32_t drive_count;          /* the container's own directory is drive 0 */
+    struct drive_dir drives[DRIVES_MOST];
     struct json_doc *manifest;
     const struct json *model;      /* the "model" object: parsed by model/ */
     uint32_t tensor_count, bank_count;
@@ -66,6 +75,12 @@ enum { TRUNK_CHUNK = 1 << 20 };
  * offset, size and name against the files as they are. Reads the codebooks, but no tensor. */
 hr_status container_open(const char *path, struct mem_budget *b, struct container **out,
                          hr_error *err);
+/* The same, with bank files also looked for in `drives`: at least one copy of each must be there, and
+ * each copy must have the right length. Those directories need not hold anything else. */
+hr_status container_open_drives(const char *path, const char *const *drives, uint32_t count,
+                                struct mem_budget *b, struct container **out, hr_error *err);
+/* Bytes that container_open_drives allocates for these paths: plans use it. */
+uint64_t container_drives_cost(const struct container *c);
 void container_close(struct container *c);
 const struct tensor_entry *container_tensor(const struct container *c, const char *name);
 /* A file of the container: opened beneath the directory, regular, no symlink. */

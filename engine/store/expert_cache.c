@@ -4,7 +4,6 @@
 
 #include "base/clock.h"
 #include "store/cache_state.h"
-#include "store/record.h"
 
 /* Everything but the public functions runs with the lock held. */
 
@@ -14,23 +13,6 @@ static uint32_t random_below(struct expert_cache *x, uint32_t n)
     x->random ^= x->random >> 17;
     x->random ^= x->random << 5;
     return x->random % n;
-}
-
-static void start_read(struct expert_cache *x, uint32_t b, uint32_t bank, uint32_t expert)
-{
-    struct cache_buffer *f = &x->buffer[b];
-    const uint32_t record = x->first[bank] + expert;
-    f->bank = bank;
-    f->expert = expert;
-    f->state = BUFFER_READING;
-    f->check = x->verify == HR_VERIFY_ALWAYS ||
-               (x->verify == HR_VERIFY_FIRST && !(x->verified[record / 8] >> (record % 8) & 1));
-    x->buffer_of[record] = b;
-    x->stats.misses++;
-    if (f->kind == BUFFER_SLOT)
-        x->stats.used++;
-    else
-        x->stats.transient_reads++;
 }
 
 static void wait_for(struct cache_lane *l, struct cache_wanted w, uint32_t b)
@@ -54,25 +36,28 @@ static void submit(struct expert_cache *x, struct cache_lane *l, bool insist)
         const struct cache_wanted w = l->pending[i];
         const uint32_t record = x->first[l->bank] + w.expert;
         uint32_t b = x->buffer_of[record];
-        if (b != NO_BUFFER && !cache_may_lease(x, l, b)) {
+        const bool ahead = b != NO_BUFFER && x->buffer[b].kind == BUFFER_AHEAD;
+        if (b != NO_BUFFER && !ahead && !cache_may_lease(x, l, b)) {
             l->pending[kept++] = w;
             continue;
         }
-        if (b != NO_BUFFER) { /* another lane had it read meanwhile */
+        if (b != NO_BUFFER && !ahead) { /* another lane had it read meanwhile */
             cache_lease_buffer(x, l, b);
             x->stats.hits++;
             wait_for(l, w, b);
             continue;
         }
-        b = cache_take_buffer(x, l, l->bank, record, insist && l->waiting_count == 0);
-        if (b == NO_BUFFER) break;
-        start_read(x, b, l->bank, w.expert);
+        const uint32_t home =
+            cache_take_buffer(x, l, l->bank, record, insist && l->waiting_count == 0);
+        if (home == NO_BUFFER) break;
+        if (ahead)
+            cache_claim(x, b, home);
+        else
+            cache_start_read(x, b = home, l->bank, w.expert, false);
+        x->stats.misses++;
+        if (x->buffer[b].kind == BUFFER_TRANSIENT) x->stats.transient_reads++;
         cache_lease_buffer(x, l, b);
         wait_for(l, w, b);
-        if (x->reader)
-            reader_submit(x->reader, b);
-        else
-            x->buffer[b].state = BUFFER_READY;
     }
     memmove(&l->pending[kept], &l->pending[i], (l->pending_count - i) * sizeof *l->pending);
     l->pending_count -= i - kept;
@@ -100,40 +85,16 @@ static void fail_waiters(struct expert_cache *x, uint32_t b, const hr_error *err
     }
 }
 
-void cache_read_record(void *cache, uint32_t b)
+void cache_read_done(struct expert_cache *x, uint32_t b, hr_status s, const hr_error *error)
 {
-    struct expert_cache *x = cache;
-    struct cache_buffer *f = &x->buffer[b];
-    const struct bank_entry *bank = &x->container->banks[f->bank];
-    uint8_t *record = cache_bytes_of(x, b);
-    const bool check = f->check;
-    uint64_t retries = 0;
-    hr_error error = {0};
-
-    hr_status s = direct_read(&x->files[f->bank], (uint64_t)f->expert * bank->record.bytes, record,
-                              bank->record.bytes, &retries, &error);
-    const bool arrived = s == HR_OK;
-    if (arrived) s = record_check(bank, f->expert, record, check, &error);
-
-    pthread_mutex_lock(&x->lock);
-    x->stats.retries += retries;
-    if (arrived) {
-        x->stats.reads++;
-        x->stats.bytes_read += bank->record.bytes;
-    }
-    const uint32_t number = f->bank;
-    if (s == HR_OK) {
-        const uint32_t r = cache_record_of(x, f);
-        f->state = BUFFER_READY;
-        if (check) {
-            x->verified[r / 8] |= (uint8_t)(1u << (r % 8));
-            x->stats.verified++;
-        }
-    } else {
-        fail_waiters(x, b, &error);
-    }
-    wake(x, number);
-    pthread_mutex_unlock(&x->lock);
+    const uint32_t bank = x->buffer[b].bank;
+    if (x->buffer[b].kind == BUFFER_AHEAD)
+        cache_ahead_done(x, b, s);
+    else if (s == HR_OK)
+        x->buffer[b].state = BUFFER_READY;
+    else
+        fail_waiters(x, b, error);
+    wake(x, bank);
 }
 
 /* Shell sort: batches are short and often sorted already, and nothing may be allocated. */
@@ -190,7 +151,7 @@ void cache_begin(struct expert_cache *x, uint32_t lane, uint32_t bank, const uin
             request.tokens = uses->first[w.expert + 1] - first;
             request.chunk = uses->chunk;
         }
-        if (b != NO_BUFFER && cache_may_lease(x, l, b)) {
+        if (b != NO_BUFFER && x->buffer[b].kind != BUFFER_AHEAD && cache_may_lease(x, l, b)) {
             cache_lease_buffer(x, l, b);
             x->stats.hits++;
             wait_for(l, w, b);
@@ -201,6 +162,7 @@ void cache_begin(struct expert_cache *x, uint32_t lane, uint32_t bank, const uin
     }
     sort_by_expert(l->pending, l->pending_count);
     submit(x, l, false);
+    cache_settle_ahead(x, lane);
     pthread_mutex_unlock(&x->lock);
 }
 
@@ -291,7 +253,7 @@ static void cancel_queued(struct expert_cache *x, struct cache_lane *l)
     for (uint32_t i = l->waiting_count; i-- > 0;) {
         const uint32_t b = l->waiting[i].buffer;
         if (x->buffer[b].state != BUFFER_READING || x->buffer[b].leases > 1) continue;
-        if (!reader_cancel(x->reader, b)) continue;
+        if (!cache_cancel_read(x, b)) continue;
         forget_waiting(l, i);
         cache_unlease_buffer(x, l, b);
     }

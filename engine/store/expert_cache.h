@@ -24,11 +24,13 @@ struct cache_options {
     uint32_t slots;        /* records the cache keeps (0 allowed) */
     uint32_t lanes;        /* independent users (sessions), each with its own transient buffers */
     uint32_t transient;    /* buffers per lane, at least 1 */
-    uint32_t io_threads;
+    uint32_t io_threads;   /* of each drive: most reads in flight */
+    uint32_t ahead;        /* buffers per lane for records that may be wanted next */
     uint32_t working_set;  /* layers x top_k records: AUTO policy compares slots with it */
     int32_t policy;        /* HR_CACHE_* */
     int32_t verify;        /* HR_VERIFY_* */
     bool direct;
+    bool calibrate;        /* measure at creation how many reads in flight each drive needs */
     uint32_t shuffle_seed; /* 0 = off */
     bool dry;              /* nothing is read, every record is there at once: for simulations */
 };
@@ -85,12 +87,35 @@ void cache_release(struct expert_cache *x, uint32_t lane, const struct cache_lea
 /* Ends a batch early: waits for its reads in flight, drops all its undelivered leases. Leases
  * delivered but not released must be released by the caller. */
 void cache_abort(struct expert_cache *x, uint32_t lane);
-/* hits + misses: requests given a buffer; a request that joins a read in flight is a hit. */
+/* Begins reads of records that the lane's next batch, of `bank`, may want: they start when no other
+ * waits and never take a place in the cache before somebody asks. What is in memory or has no buffer
+ * is left out. What the next batch does not ask for is cancelled, or dropped when it is there. */
+void cache_read_ahead(struct expert_cache *x, uint32_t lane, uint32_t bank, const uint32_t *experts,
+                      uint32_t n);
+/* Of the lane's reads ahead so far: how many were asked for later, how many were read in vain. */
+void cache_ahead_counts(struct expert_cache *x, uint32_t lane, uint64_t *used, uint64_t *wasted);
+/* Whether every record has a slot, so that nothing is read twice. */
+bool expert_cache_whole(struct expert_cache *x);
+
+/* hits + misses: requests given a buffer; a request that joins a read in flight is a hit, one for
+ * which a record was read ahead is a miss all the same. reads and bytes_read count everything. */
 struct cache_stats {
     uint64_t hits, misses, reads, bytes_read, retries, verified, evictions, transient_reads;
     uint64_t leases, slots, used;
+    uint64_t ahead_issued, ahead_used, ahead_wasted, ahead_cancelled, ahead_bytes;
+    uint64_t fallbacks; /* records that another drive gave after one had failed */
 };
 void expert_cache_stats(const struct expert_cache *x, struct cache_stats *out);
+
+struct cache_drive_stats {
+    const char *path, *mode; /* mode: "direct", "buffered", "mixed", or "absent" without a bank */
+    uint32_t banks, depth;   /* bank files it holds; reads in flight */
+    uint64_t reads, bytes, failures; /* failures: reads that gave no good record */
+    double seconds;          /* with a read in flight */
+    double probed;           /* bytes per second, measured at creation; 0 = not measured */
+    bool left_out;           /* after errors in a row, read only where no other drive has the bank */
+};
+void expert_cache_drive(const struct expert_cache *x, uint32_t drive, struct cache_drive_stats *out);
 /* "direct", "buffered" or "mixed". */
 const char *expert_cache_io_mode(const struct expert_cache *x);
 

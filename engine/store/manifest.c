@@ -395,6 +395,7 @@ static struct container *lay_out(struct carve *carve, const struct counts *n, co
     *c = (struct container){
         .path = copy,
         .dir_fd = -1,
+        .drive_count = 1, /* where it lies itself */
         .tensor_count = n->tensors,
         .bank_count = n->banks,
         .tensors = tensors,

@@ -42,6 +42,12 @@ const char *system_error(int code, char text[128])
         strerror_r(code, text, 128), text);
 }
 
+bool file_missing_beneath(int dir_fd, const char *name)
+{
+    struct stat st;
+    return fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT;
+}
+
 hr_status file_open_beneath(int dir_fd, const char *name, int *fd, uint64_t *bytes, hr_error *err)
 {
     char text[128];

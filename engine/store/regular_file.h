@@ -15,6 +15,9 @@ bool file_name_valid(const char *name);
  * block or act on being opened is opened. */
 hr_status file_open_beneath(int dir_fd, const char *name, int *fd, uint64_t *bytes, hr_error *err);
 
+/* Nothing of that name is there. */
+bool file_missing_beneath(int dir_fd, const char *name);
+
 /* strerror that any number of threads may call. */
 const char *system_error(int code, char text[128]);
 

@@ -144,7 +144,8 @@ hr_status replay_run(const struct replay_setup *s, const int32_t *ids, size_t to
         return fail(err, HR_ERR_MEMORY, "no memory for a replay (%zu bytes)", bytes);
     uint8_t *block = carve.base;
     lay_out(&carve, &r);
-    r.container = (struct container){.bank_count = s->layers, .banks = r.banks, .dir_fd = -1};
+    r.container = (struct container){.bank_count = s->layers, .banks = r.banks, .dir_fd = -1,
+                                     .drive_count = 1};
     for (uint32_t i = 0; i < s->layers; i++)
         r.banks[i] = (struct bank_entry){.layer = i, .experts = s->experts, .file = ""};
     const struct cache_options o = {.slots = s->slots, .lanes = 1,

@@ -67,6 +67,9 @@ class hr_model_params(c.Structure):
         ("isa", c.c_char * 16),
         ("shuffle_reads", _u32),
         ("reserved", _u32),
+        ("drives", c.POINTER(c.c_char_p)),
+        ("drive_count", _u32),
+        ("reserved2", _u32),
     ]
 
 
@@ -98,6 +101,7 @@ class hr_model_info(c.Structure):
         ("trunk_codec", c.c_char * 16),
         ("expert_codec", c.c_char * 16),
         ("container_sha256", c.c_char * 65),
+        ("drives", _u32),
     ]
 
 
@@ -171,6 +175,23 @@ class hr_stats(c.Structure):
         ("seconds_waiting", c.c_double),
         ("seconds_compute", c.c_double),
         ("seconds_other", c.c_double),
+        ("read_fallbacks", _u64),
+    ]
+
+
+class hr_drive_info(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("reads", _u64),
+        ("bytes_read", _u64),
+        ("failures", _u64),
+        ("seconds_reading", c.c_double),
+        ("probed", c.c_double),
+        ("banks", _u32),
+        ("in_flight", _u32),
+        ("left_out", _u32),
+        ("io_mode", c.c_char * 16),
+        ("path", c.c_char * 512),
     ]
 
 
@@ -454,6 +475,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
         [_session_p, _ids_p, c.c_size_t, c.POINTER(hr_generate_params), hr_token_fn, c.c_void_p,
          c.POINTER(hr_generation), _error_p],
     ),
+    "hr_get_drive": (c.c_int, [_model_p, _u32, c.POINTER(hr_drive_info), _error_p]),
     "hr_get_stats": (c.c_int, [_model_p, c.POINTER(hr_stats), _error_p]),
     "hr_quant_params_init": (None, [_quant_p]),
     "hr_quant_bytes": (c.c_int, [_quant_p, _u32, _u32, c.POINTER(_u64), c.POINTER(_u64), _error_p]),

@@ -68,11 +68,19 @@ def path_bytes(path: str | os.PathLike[str]) -> bytes:
     return os.fsencode(text)
 
 
+def path_list(paths: Iterable[str | os.PathLike[str]], name: str) -> tuple[bytes, ...]:
+    """Each path as C takes it; raises TypeError for a single one."""
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        raise TypeError(f"{name} is a list of paths")
+    return tuple(path_bytes(path) for path in paths)
+
+
 def model_params(lib: ctypes.CDLL, *, ram: int | str | None = None, threads: int = 0,
                  ctx: int = DEFAULT_CTX, isa: str = "auto", chunk: int = 0,
                  cache_policy: str = "auto", direct: bool = True, verify: str = "first",
                  io_threads: int = 0, max_sessions: int = 1,
-                 shuffle_reads: int = 0) -> _abi.hr_model_params:
+                 shuffle_reads: int = 0,
+                 drives: Iterable[str | os.PathLike[str]] = ()) -> _abi.hr_model_params:
     """``hr_model_params`` with everything set; the meaning of each stands at ``Model``."""
     params = _abi.hr_model_params()
     lib.hr_model_params_init(ctypes.byref(params))
@@ -93,6 +101,10 @@ def model_params(lib: ctypes.CDLL, *, ram: int | str | None = None, threads: int
         raise UsageError(f"isa={isa!r} is not known")
     params.isa = name
     params.shuffle_reads = whole(shuffle_reads, "shuffle_reads", 0, most)
+    paths = path_list(drives, "drives")
+    # ctypes keeps the array alive with the struct that points to it.
+    params.drives = (ctypes.c_char_p * len(paths))(*paths)
+    params.drive_count = len(paths)
     return params
 
 

@@ -47,6 +47,7 @@ class Stats:
     seconds_waiting: float
     seconds_compute: float
     seconds_other: float
+    read_fallbacks: int
 
     @property
     def hit_rate(self) -> float:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from . import _abi
 from ._params import (DEFAULT_CTX, GenerateParams, id_array, ids_pointer, model_params, parse_size,
-                      path_bytes)
+                      path_bytes, path_list)
 from ._worker import DONE, STOP, Call, Worker
 from .errors import UsageError, check
 from .generation import FINISH_REASONS, Generation, Stats, Token
@@ -50,6 +50,7 @@ class Info:
     trunk_codec: str
     expert_codec: str
     container_sha256: str
+    drives: int
 
     @classmethod
     def from_c(cls, raw: _abi.hr_model_info) -> Info:
@@ -60,6 +61,22 @@ class Info:
         values["stop_ids"] = tuple(raw.stop_ids[: raw.stop_count])
         values["has_tokenizer"] = bool(raw.has_tokenizer)
         return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """One directory's part in reading experts; the meaning of each field stands at ``hr_drive_info``."""
+
+    path: str
+    io_mode: str
+    banks: int
+    in_flight: int
+    reads: int
+    bytes_read: int
+    failures: int
+    left_out: bool
+    seconds_reading: float
+    probed: float
 
 
 class _Engine:
@@ -186,9 +203,10 @@ class Model:
         cache_policy: which expert leaves the cache: "auto", "lru" or "lfu".
         direct: bypass the page cache where the file system can.
         verify: when expert records are checked against their checksum: "first", "always", "off".
-        io_threads: reader threads; 0 = 4.
+        io_threads: reads in flight on each drive; 0 = measured while opening, or 4.
         max_sessions: sessions that `ram` must hold. A Model uses one.
         shuffle_reads: testing aid; a seed that shuffles the order in which reads arrive.
+        drives: directories on other drives with copies of bank files, or with some that `path` lacks.
 
     Raises:
         FormatError: the container is damaged or not one. HeadraceMemoryError: `ram` is below the
@@ -204,13 +222,14 @@ class Model:
     def __init__(self, path: str | os.PathLike[str], *, ram: int | str | None = None,
                  threads: int = 0, ctx: int = DEFAULT_CTX, isa: str = "auto", chunk: int = 0,
                  cache_policy: str = "auto", direct: bool = True, verify: str = "first",
-                 io_threads: int = 0, max_sessions: int = 1, shuffle_reads: int = 0) -> None:
+                 io_threads: int = 0, max_sessions: int = 1, shuffle_reads: int = 0,
+                 drives: Iterable[str | os.PathLike[str]] = ()) -> None:
         lib = _abi.library()
         self.path = path
         self._settings: dict[str, Any] = dict(
             ram=ram, threads=threads, ctx=ctx, isa=isa, chunk=chunk, cache_policy=cache_policy,
             direct=direct, verify=verify, io_threads=io_threads, max_sessions=max_sessions,
-            shuffle_reads=shuffle_reads)
+            shuffle_reads=shuffle_reads, drives=path_list(drives, "drives"))
         params = model_params(lib, **self._settings)
         where = path_bytes(path)
         self._engine = _Engine(lib)
@@ -264,6 +283,20 @@ class Model:
         check(self._short(lambda lib, model: lib.hr_get_stats(
             model, ctypes.byref(raw), ctypes.byref(error))), error)
         return Stats.from_c(raw)
+
+    @property
+    def drives(self) -> tuple[Drive, ...]:
+        """The container's own directory, then those given as `drives`."""
+        found = []
+        for index in range(self.info.drives):
+            raw = _abi.hr_drive_info(size=ctypes.sizeof(_abi.hr_drive_info))
+            error = _abi.hr_error()
+            check(self._short(lambda lib, model: lib.hr_get_drive(
+                model, index, ctypes.byref(raw), ctypes.byref(error))), error)
+            found.append(Drive(
+                os.fsdecode(raw.path), raw.io_mode.decode(), raw.banks, raw.in_flight, raw.reads,
+                raw.bytes_read, raw.failures, bool(raw.left_out), raw.seconds_reading, raw.probed))
+        return tuple(found)
 
     def set_ram(self, ram: int | str) -> None:
         """Lowers the budget, or raises it again up to what the model was opened with.

@@ -71,6 +71,10 @@ static void one_batch(uint32_t lane, uint32_t *random)
         experts[n++] = e;
 
     cache_begin(cache, lane, bank, experts, n, NULL);
+    if (roll(random) % 2) {
+        const uint32_t guesses[] = {roll(random) % all, roll(random) % all, roll(random) % all};
+        cache_read_ahead(cache, lane, roll(random) % container->bank_count, guesses, 3);
+    }
     for (uint32_t taken = 0;; taken++) {
         bool got;
         double waited = 0;
@@ -130,7 +134,7 @@ static int round_of(int32_t policy, int32_t verify, uint32_t shuffle)
     pthread_t threads[LANES];
     uint32_t numbers[LANES];
     const struct cache_options options = {
-        .slots = slots, .lanes = LANES, .transient = 2, .io_threads = 3, .working_set = 16,
+        .slots = slots, .lanes = LANES, .transient = 2, .ahead = 4, .io_threads = 3, .working_set = 16,
         .policy = policy, .verify = verify, .direct = true, .shuffle_seed = shuffle,
     };
     mem_budget_init(&budget, expert_cache_cost(container, &options));
