@@ -102,7 +102,7 @@ def test_tokens_stay_with_a_topic(tmp_path, capsys, headrace):
     ids = np.array(list(islice(topic_chain(10_000, 3), 5000)))
     assert ids.min() >= 0 and ids.max() < 10_000
     kept = np.mean(ids[1:] % TOPICS == ids[:-1] % TOPICS)
-    assert 0.96 < kept < 0.99
+    assert 0.95 < kept < 0.98
     config = geometry("qwen3_moe", tmp_path / "small.json", vocab_size=20)
     out = synth(tmp_path / "c", "--geometry", config, "--tokens", 50)
     assert len(ids_of(out)) == 50 and max(ids_of(out)) < 20

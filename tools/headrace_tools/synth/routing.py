@@ -23,7 +23,7 @@ import numpy as np
 TOPICS = 32
 COMMON, TOPIC, OWN = 0.72, 1.05, 1.3
 """Before normalisation: what all tokens, a topic's tokens, and one token alone share."""
-STAY, TOPIC_ZIPF, TOKEN_ZIPF = 0.97, 1.0, 1.0
+STAY, TOPIC_ZIPF, TOKEN_ZIPF = 0.96, 1.0, 1.2
 ROUTER_SCALE = 2.0
 """Standard deviation of router logits: how unequal mixing weights are."""
 

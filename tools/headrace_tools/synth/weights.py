@@ -6,6 +6,8 @@ in random order. Statistics, layouts and arithmetic are those of encoded normal 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from ..convert import codebooks, four_bit
@@ -98,6 +100,21 @@ _OUTPUTS = (
 
 OUTPUT = 0.5
 """What a part adds to the residual stream, beside the embedding's 1 (root mean squares)."""
+
+
+def expert_gain(part: Mapping[str, object]) -> float:
+    """Deviation of down times the root of its columns, so that the experts' sum is like OUTPUT.
+
+    Products of silu(g) and u of unit normal g, u have a root mean square of about 0.6. The root of
+    the summed squares of mixing weights is about 0.46 for a softmax; a sigmoid router's weights are
+    nearly equal, and their sum is the scaling, or that times top_k.
+    """
+    gain = OUTPUT / 0.6
+    if part["router"] != "sigmoid":
+        return gain
+    top_k, scaling = float(part["top_k"]), float(part["scaling"])  # type: ignore[arg-type]
+    total = scaling if part["renormalize"] else scaling * top_k
+    return gain * 0.46 * np.sqrt(top_k) / total
 
 
 def deviation(name: str, cols: int) -> float:

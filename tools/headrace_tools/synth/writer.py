@@ -14,13 +14,13 @@ from .. import __version__
 from ..convert import codebooks
 from ..convert.errors import EXIT_IO, ConvertError
 from ..convert.output import OutputDirectory, PartialFile
-from ..convert.preflight import Bank, Preflight, TrunkTensor, free_bytes
+from ..convert.preflight import Bank, Preflight, TrunkTensor, free_bytes, part_of
 from ..convert.quantise import CODEC_NUMBERS, RVQ_BITS, encode_block
 from ..convert.writer import build_manifest, record_header, seal_trunk
 from ..crc32c import crc32c, crc32c_join
 from .direct import HashedWriter
 from .routing import TopicEmbedding, router, topic_chain
-from .weights import OUTPUT, Books, MatrixPool, deviation, small_tensor
+from .weights import Books, MatrixPool, deviation, expert_gain, small_tensor
 
 TOKENS = "tokens.txt"
 SYNTH = f"headrace-synth {__version__}"
@@ -47,7 +47,7 @@ class Synthesis:
         self.embed_scale = float(model.get("embed_scale", 1.0))  # type: ignore[arg-type]
         self.books = Books(seed)
         self._pools: dict[tuple[str, int, float], MatrixPool] = {}
-        self._bodies: dict[tuple[str, int, int, int], list[tuple[np.ndarray, int]]] = {}
+        self._bodies: dict[tuple[str, int, int, int, float], list[tuple[np.ndarray, int]]] = {}
 
     def _rng(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *key])
@@ -107,12 +107,11 @@ class Synthesis:
     def bodies(self, bank: Bank) -> list[tuple[np.ndarray, int]]:
         """(record without its header, checksum of those bytes) of the different experts there are."""
         hidden, inner = bank.spec.hidden, bank.spec.inner
-        key = bank.codec, hidden, inner, bank.bias
+        gain = expert_gain(part_of(self.pre, bank.spec.layer))
+        key = bank.codec, hidden, inner, bank.bias, gain
         if key not in self._bodies:
             count = max(4, min(64, bank.spec.experts, _BODY_BYTES // bank.record_bytes))
             wide = self.pool(bank.codec, hidden, 1 / np.sqrt(hidden))
-            # Rows of silu(g) * u of unit normal g, u have a mean square of about 0.36.
-            gain = OUTPUT / 0.6
             narrow = self.pool(bank.codec, inner, gain / np.sqrt(inner))
             made = []
             for _ in range(count):
