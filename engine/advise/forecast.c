@@ -21,9 +21,9 @@ enum {
 #define SECOND_DRIVE 1.7
 
 /* With `m` records asked for at once. Between measured depths by the logarithm. */
-static double bandwidth_at(const struct estimate_input *in, uint32_t m)
+static double bandwidth_at(const struct estimate_input *in, double m)
 {
-    const uint32_t depth = m < in->in_flight ? m : in->in_flight;
+    const double depth = fmax(1, fmin(m, in->in_flight));
     double best = 0;
     for (uint32_t i = 0, d = 1; i < DEPTHS; i++, d *= 2) {
         const double here = in->bandwidth[i];
@@ -33,7 +33,7 @@ static double bandwidth_at(const struct estimate_input *in, uint32_t m)
             continue;
         }
         if (d / 2 < depth)
-            best += (here - best) * (log2((double)depth) - log2((double)d / 2));
+            best += (here - best) * log2(2 * depth / d);
         break;
     }
     return best;
@@ -41,10 +41,10 @@ static double bandwidth_at(const struct estimate_input *in, uint32_t m)
 
 /* Seconds of one layer's experts when m of them are missing: reads fly together, what is cached
  * computes meanwhile, the last to land computes alone. */
-static double layer_seconds(const struct estimate_input *in, uint32_t m, double *disk)
+static double layer_seconds(const struct estimate_input *in, double m, double *disk)
 {
     const double one = in->record / in->expert_rate, all = in->top_k * one;
-    if (m == 0) return all;
+    if (m <= 0) return all;
     const double read = m * in->record / bandwidth_at(in, m);
     *disk += read;
     return fmax(read + one, all);
@@ -67,11 +67,12 @@ void estimate(const struct estimate_input *in, struct estimate *out)
     for (uint32_t m = 0; m <= k && in->moe_layers > 0; m++) {
         const double share = in->misses ? (m < in->miss_count ? in->misses[m] : 0)
                                         : binomial(k, m, 1 - in->hit_rate);
+        const double n = in->misses ? fmin(m * in->miss_scale, k) : m;
         double read = 0;
         if (share <= 0) continue;
-        experts += share * layer_seconds(in, m, &read);
+        experts += share * layer_seconds(in, n, &read);
         disk += share * read;
-        missing += share * m;
+        missing += share * n;
     }
     out->disk = in->moe_layers * disk;
     out->seconds = trunk + in->moe_layers * experts;
@@ -108,6 +109,7 @@ static hr_status prepare(const hr_forecast_params *p, struct estimate_input *in,
         in->bandwidth[i] = probe->disk[i].reads ? probe->disk[i].bytes_per_second : 0;
     in->misses = p->misses;
     in->miss_count = p->miss_count;
+    in->miss_scale = 1;
     return HR_OK;
 }
 
@@ -128,10 +130,13 @@ static double clamped(double x)
     return x < 0 ? 0 : x > 1 ? 1 : x;
 }
 
-/* Misses in the given proportion to each other, but so many that the hit rate is another. */
+/* With another hit rate, and misses spread over the layers as before. */
 static void estimate_at(struct estimate_input in, double hit_rate, struct estimate *out)
 {
-    if (hit_rate != in.hit_rate) in.misses = NULL;
+    if (in.hit_rate < 1)
+        in.miss_scale = (1 - hit_rate) / (1 - in.hit_rate);
+    else if (hit_rate < 1)
+        in.misses = NULL;
     in.hit_rate = hit_rate;
     estimate(&in, out);
 }

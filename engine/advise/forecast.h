@@ -15,8 +15,9 @@ struct estimate_input {
     double expert_rate, trunk_rate, memory_rate, dispatch;
     double bandwidth[4]; /* at 1, 2, 4, 8 reads in flight; 0: unknown */
     double hit_rate;
-    const double *misses; /* [miss_count], or NULL */
+    const double *misses; /* [miss_count], or NULL: by chance from hit_rate */
     uint32_t miss_count;
+    double miss_scale;    /* of each number of `misses` */
 };
 
 struct estimate {

@@ -117,6 +117,14 @@ def test_more_of_anything_is_never_slower(headrace, forecast, plan, machine) -> 
     assert late.tokens_per_second < base.tokens_per_second
 
 
+def test_the_band_holds_the_estimate_whatever_is_known(forecast, plan, machine) -> None:
+    for misses in ([0.1] * 2 + [0] * 6 + [0.8], [1], [0] * 8 + [1], [0.5, 0.5]):
+        found = forecast(plan, machine, misses=misses)
+        assert found.low < found.tokens_per_second < found.high
+        assert found.levers["threads"] >= found.tokens_per_second * 0.999
+        assert all(rate >= found.tokens_per_second for rate in found.levers.values())
+
+
 def test_a_noisy_drive_widens_the_band(headrace, forecast, plan, machine) -> None:
     calm = forecast(plan, machine, hit_rate=0.5)
     noisy = forecast(plan, replace(machine, disk=rates(headrace, *[2 * GB] * 4, spread=0.5)), hit_rate=0.5)

@@ -395,17 +395,23 @@ def build_manifest(
     return data
 
 
-def container_bytes(pre: Preflight, hash_source: bool = True) -> int:
-    """The most bytes that the finished container can have, manifest and digests included."""
-    files = pre.files()
+def manifest_to_be(pre: Preflight, hash_source: bool = False) -> bytes:
+    """manifest.json as the conversion would write it, with the longest checksums in place of real
+    ones; with `hash_source` as long as --hash-source makes it."""
     most = 2**32 - 1
     chunks = {"trunk.bin": -(-pre.trunk_bytes // TRUNK_CHUNK), codebooks.FILE: 1}
     chunks |= {bank.file: bank.spec.experts for bank in pre.banks}
     done: dict[str, dict[str, object]] = {
-        name: {"crc32c": [most] * chunks.get(name, 0)} for name in files
+        name: {"crc32c": [most] * chunks.get(name, 0)} for name in pre.files()
     }
     hashes = {shard.name: "f" * 64 for shard in pre.checkpoint.shards} if hash_source else {}
-    manifest = build_manifest(pre, done, hashes)
+    return build_manifest(pre, done, hashes)
+
+
+def container_bytes(pre: Preflight, hash_source: bool = True) -> int:
+    """The most bytes that the finished container can have, manifest and digests included."""
+    files = pre.files()
+    manifest = manifest_to_be(pre, hash_source)
     lines = sum(64 + 2 + len(name) + 1 for name in [*files, "manifest.json"])
     return sum(files.values()) + len(manifest) + lines
 

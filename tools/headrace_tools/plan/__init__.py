@@ -1,0 +1,1 @@
+"""Forecasts for checkpoints that are not converted yet."""
