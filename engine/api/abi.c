@@ -38,14 +38,6 @@ const char *hr_isa_name(uint32_t index)
     return NULL;
 }
 
-void hr_model_params_init(hr_model_params *params)
-{
-    memset(params, 0, sizeof *params);
-    params->size = sizeof *params;
-    params->direct = 1;
-    snprintf(params->isa, sizeof params->isa, "auto");
-}
-
 hr_status hr_model_open(const char *path, const hr_model_params *params, hr_model **out,
                         hr_error *err)
 {

@@ -1,5 +1,6 @@
 #include "api/exchange.h"
 
+#include <stdio.h>
 #include <string.h>
 
 hr_status take_struct(const char *name, const void *given, size_t given_size, void *out,
@@ -10,6 +11,14 @@ hr_status take_struct(const char *name, const void *given, size_t given_size, vo
     memcpy(out, given, given_size < out_size ? given_size : out_size);
     memcpy(out, &out_size, sizeof out_size);
     return HR_OK;
+}
+
+void hr_model_params_init(hr_model_params *params)
+{
+    memset(params, 0, sizeof *params);
+    params->size = sizeof *params;
+    params->direct = 1;
+    snprintf(params->isa, sizeof params->isa, "auto");
 }
 
 hr_status take_params(const hr_model_params *given, hr_model_params *out, hr_error *err)
