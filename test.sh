@@ -84,6 +84,7 @@ thread_programs() {
         cd build/tsan && export TSAN_OPTIONS=halt_on_error=1:exitcode=66 &&
             tests/unit/tsan_pool &&
             tests/unit/tsan_cache ../model 60 &&
+            tests/unit/tsan_sessions ../model . 20 &&
             ./headrace run ../model -p 'The captain stood upon the deck' --ctx 256 --threads 4 \
                 --max-tokens 20
     )
