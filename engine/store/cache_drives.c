@@ -7,6 +7,8 @@
 
 /* A drive whose reads failed so often in a row is asked only for what no other has. */
 enum { ERRORS_IN_A_ROW = 4, LEAST_DEPTH = 2 };
+/* A drive as fast as the one chosen is asked at the latest after so many requests, a slower one later. */
+enum { PATIENCE = 32 };
 /* Seconds: of measuring at creation, in all; of what a drive's rate is taken from. */
 #define CALIBRATION 0.25
 #define RATE_WINDOW 2.0
@@ -103,24 +105,34 @@ static double rate_of(const struct cache_drive *d)
     return d->rate_seconds > 0.002 ? d->rate_bytes / d->rate_seconds : 1e10;
 }
 
-/* The drive that will have the record first, going by what it has to read already. */
-static uint32_t choose(const struct expert_cache *x, uint32_t bank, size_t bytes)
+static double cost_of(const struct cache_drive *d, size_t bytes)
 {
-    uint32_t best = 0;
-    double least = 0;
-    bool found = false, spared = false;
-    for (uint32_t i = 0; i < x->container->drive_count; i++) {
-        const struct cache_drive *d = &x->drive[i];
+    return (double)(d->queued + bytes) / rate_of(d);
+}
+
+/* The drive that will have the record first, going by what it has to read already. One that was passed
+ * over long enough is asked all the same, lest one bad moment shut it out for good. */
+static uint32_t choose(struct expert_cache *x, uint32_t bank, size_t bytes)
+{
+    const uint32_t drives = x->container->drive_count;
+    struct cache_drive *best = NULL;
+    for (uint32_t i = 0; i < drives; i++) {
+        struct cache_drive *d = &x->drive[i];
         if (!holds(d, bank)) continue;
-        const bool bad = d->stats.left_out;
-        const double cost = (double)(d->queued + bytes) / rate_of(d);
-        if (found && (bad > spared || (bad == spared && cost >= least))) continue;
-        best = i;
-        least = cost;
-        spared = bad;
-        found = true;
+        const bool better = best == NULL || (best->stats.left_out && !d->stats.left_out) ||
+                            (best->stats.left_out == d->stats.left_out &&
+                             cost_of(d, bytes) < cost_of(best, bytes));
+        if (better) best = d;
     }
-    return best;
+    if (best == NULL) return 0;
+    const double least = cost_of(best, bytes);
+    for (uint32_t i = 0; i < drives; i++) {
+        struct cache_drive *d = &x->drive[i];
+        if (d == best || !holds(d, bank) || d->stats.left_out) continue;
+        if (++d->passed_over > PATIENCE * cost_of(d, bytes) / least) best = d;
+    }
+    best->passed_over = 0;
+    return (uint32_t)(best - x->drive);
 }
 
 static void account_begin(struct cache_drive *d, size_t bytes)

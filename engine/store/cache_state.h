@@ -37,6 +37,7 @@ struct cache_drive {
     uint64_t queued;           /* bytes asked for and not there yet */
     uint32_t pending;          /* reads they belong to */
     uint32_t errors;           /* I/O errors in a row */
+    uint32_t passed_over;      /* requests for its banks that others got since it was chosen */
     double since;              /* when pending rose from 0 */
     double rate_bytes, rate_seconds; /* lately, with a read in flight */
     struct cache_drive_stats stats;
