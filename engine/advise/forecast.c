@@ -97,6 +97,9 @@ static hr_status prepare(const hr_forecast_params *p, struct estimate_input *in,
     in->experts = plan->experts;
     in->top_k = plan->top_k;
     in->in_flight = plan->io_threads ? plan->io_threads : 1;
+    /* The engine finds out how many it needs, two at least. */
+    if (probe->best_depth > 0 && in->in_flight > probe->best_depth)
+        in->in_flight = probe->best_depth > 2 ? probe->best_depth : 2;
     in->slots = plan->cache_slots;
     if (experts) in->record = (double)plan->experts_per_token / plan->moe_layers / plan->top_k;
     in->trunk = (double)plan->trunk_per_token;

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def doctor(binary, *args, env=None) -> subprocess.CompletedProcess[bytes]:
@@ -107,7 +110,7 @@ def test_no_such_container(headrace_bin, tmp_path) -> None:
 @pytest.fixture(scope="module")
 def trace(headrace_bin, model_dir, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
-    text = Path(__file__).resolve().parents[2] / "models" / "val.txt"
+    text = ROOT / "models" / "val.txt"
     subprocess.run([str(headrace_bin), "trace", str(model_dir), "-f", str(text), "--tokens", "200",
                     "-o", str(path)], check=True, capture_output=True, timeout=60)
     return path
@@ -135,6 +138,32 @@ def test_traces_of_something_else(headrace_bin, model_dir, tmp_path, lines: str,
     (tmp_path / "trace").write_text(lines)
     done = doctor(headrace_bin, model_dir, "--trace", tmp_path / "trace")
     assert done.returncode == 3 and text in done.stderr.decode()
+
+
+@pytest.mark.plain_build
+@pytest.mark.parametrize("rate", [30e6, 10e6])
+def test_forecast_of_a_slow_drive(headrace, headrace_bin, build_dir, model_dir, trace, tmp_path,
+                                  rate: float) -> None:
+    """A drive of 30 MB/s, and one of a third of that: 25 % around what the engine then does."""
+    shim = build_dir / "tests" / "faults" / "libthrottle.so"
+    if not shim.exists():
+        pytest.skip("this build has no shim for system calls")
+    env = {**os.environ, "LD_PRELOAD": str(shim), "THROTTLE": str(rate)}
+    done = doctor(headrace_bin, model_dir, "--ram", "13MiB", "--seconds", "1", "--trace", trace, "--json",
+                  env=env)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["drive"]["rates"][-1]["bytes_per_second"] == pytest.approx(rate, rel=0.1)
+    text = (ROOT / "models" / "val.txt").read_text()[:4000]
+    with headrace.Model(model_dir, ram="64MiB") as model:
+        (tmp_path / "ids").write_text(" ".join(map(str, model.tokenize(text, special=True)[:200])))
+    bench = subprocess.run(
+        [str(headrace_bin), "bench", str(model_dir), "--ram", "13MiB", "--ids", str(tmp_path / "ids"),
+         "--prefill", "60", "--decode", "40", "--repeats", "1", "--json"],
+        capture_output=True, timeout=120, env=env, check=True)
+    measured = json.loads(bench.stdout)["decode"]["tokens_per_second"]
+    assert found["forecast"]["limit"] == "disk"
+    assert measured == pytest.approx(found["forecast"]["tokens_per_second"], rel=0.25)
 
 
 # ---- the probe ------------------------------------------------------------------------------------
