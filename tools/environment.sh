@@ -41,6 +41,5 @@ prepare_environment() {
 bundled_container() {
     [ -f build/model/manifest.json ] && [ ! -f build/model/conversion.log ] && return
     echo '== converting models/tiny-qwen3.5-moe into build/model'
-    PYTHONPATH=tools python -m headrace_tools.convert.cli models/tiny-qwen3.5-moe build/model \
-        --experts int8 --trunk int8
+    PYTHONPATH=tools python -m headrace_tools.convert.cli models/tiny-qwen3.5-moe build/model
 }

@@ -161,7 +161,7 @@ def test_other_options_are_refused(source, clean, tmp_path, capsys):
     stop_midway(source, target)
     before = tree(target)
     cases = {
-        ("--experts", "bf16"): "--experts was int8, now bf16",
+        ("--experts", "bf16"): "--experts was auto, now bf16",
         ("--trunk", "bf16"): "--trunk was int8, now bf16",
         ("--allow-nonfinite",): "--allow-nonfinite was not given, now given",
     }

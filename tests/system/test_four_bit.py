@@ -214,12 +214,6 @@ def test_scales_that_bf16_cannot_hold_are_not_called_native(tmp_path):
     assert {bank["codec"] for bank in manifest(tmp_path / "out")["experts"]} == {"int8"}
 
 
-def test_quantising_a_native_source_again_is_noted(tmp_path):
-    assert run(FIXTURES / "gpt_oss", tmp_path / "out", "--experts", "nl4", *IDS_ONLY) == 0
-    notes = manifest(tmp_path / "out")["provenance"]["notes"]
-    assert any("mxfp4 in the source" in note and "--experts auto" in note for note in notes)
-
-
 def test_mxfp4_scales_that_are_no_numbers_are_refused_by_name(tmp_path, capsys):
     source = tmp_path / "source"
     source.mkdir()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from . import codebooks, paths
 from .errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertError
 from .preflight import Bank, Preflight
-from .quantise import decode, matrix_bytes
+from .requantised import decoded
 from .safetensors_source import NonFinite, blocks, require_regular
 from .rows import read_numbers, read_rows
 from .writer import encode_record
@@ -216,22 +216,6 @@ def _with_books(pre: Preflight, bank: Bank) -> Preflight:
     return replace(pre, books={bank.spec.layer: books})
 
 
-def _decoded(pre: Preflight, bank: Bank, expert: int) -> list[NDArray[np.float32]]:
-    """gate, up and down as the container would hold them."""
-    record = encode_record(pre, bank, expert)[0]
-    inner, hidden = bank.spec.inner, bank.spec.hidden
-    books = pre.books.get(bank.spec.layer)
-    out = []
-    shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
-    for kind, (start, shape) in enumerate(zip(bank.parts, shapes, strict=True)):
-        blob = record[start : start + matrix_bytes(bank.codec, *shape)]
-        if books is None:
-            out.append(decode(bank.codec, blob, *shape))
-        else:
-            out.append(codebooks.quantizer(bank.codec).decode(blob, *shape, books[kind]))
-    return out
-
-
 @dataclass(frozen=True)
 class LayerErrors:
     """Mean squares per routed token: of a layer's routed output, and of the error of every bank."""
@@ -274,7 +258,7 @@ def layer_errors(
         exact = _output(inputs, source, banks[0], biases, ffn)
         output += factor * float((exact**2).sum(axis=1) @ squares)
         for i, bank in enumerate(banks):
-            matrices = _decoded(made[i], bank, expert)
+            matrices = decoded(made[i], bank, encode_record(made[i], bank, expert)[0])
             coded = _output(
                 inputs, lambda m, first, n, w=matrices: w[m][first : first + n], bank, biases, ffn
             )

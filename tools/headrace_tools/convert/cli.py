@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .. import __version__
-from . import allocation, importance, paths
+from . import allocation, importance, paths, requantised
 from .errors import EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertError
 from .options import EFFORTS, EXPERT_CHOICES, RVQ_CODECS, TRUNK_CODECS, Options
 from .preflight import Preflight, check_places, plan_report, preflight
@@ -35,8 +35,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--experts",
         choices=EXPERT_CHOICES,
-        help="codec of the routed experts (default int8); auto: a 4-bit source as it is, without "
-        "loss, any other as int8; rvq3 and rvq2: residual vector quantisation at 3 and 2 bits",
+        help="codec of the routed experts; auto (the default): a 4-bit source as it is, without "
+        "loss, any other as int8; rvq3 and rvq2: residual vector quantisation at 3 and 2 bits. A "
+        "4-bit source in another codec is quantised once more, and what that costs is measured "
+        "and shown",
     )
     parser.add_argument(
         "--effort",
@@ -355,8 +357,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.target is not None:
         check_places(source, target)
     request = _allocation_request(args)
-    experts = args.experts or ("auto" if request else "int8")
-    options = Options(experts, args.trunk, not args.no_tokenizer, args.allow_nonfinite,
+    options = Options(args.experts or "auto", args.trunk, not args.no_tokenizer, args.allow_nonfinite,
                       args.allow_rounding, effort=args.effort)
     pre = preflight(source, options)
     if args.importance and not pre.faults:
@@ -401,6 +402,10 @@ def _run(args: argparse.Namespace) -> int:
         result.update(_convert(pre, target, args))
         if not args.quiet:
             print(f"headrace-convert: {target}: done in {result['seconds']} s", file=sys.stderr)
+    if (cost := requantised.of_container(target)) is not None:
+        result[requantised.KEY] = cost
+        for line in [] if args.quiet else requantised.lines(cost):
+            print(f"headrace-convert: {line}", file=sys.stderr)
     if args.json:
         print(json.dumps(result, sort_keys=True, indent=1))
     return 0

@@ -45,7 +45,7 @@ class Allocation:
 class Options:
     """The options that decide the container's bytes; a resumed conversion must repeat them."""
 
-    experts: str = "int8"
+    experts: str = "auto"
     trunk: str = "int8"
     tokenizer: bool = True
     allow_nonfinite: bool = False

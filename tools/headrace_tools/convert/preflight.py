@@ -62,10 +62,17 @@ class Bank:
     parts: tuple[int, int, int]
     bias: int
     record_bytes: int
+    native: str | None = None
+    """The codec of a 4-bit source that this one quantises once more."""
+    native_record: int = 0
 
     @property
     def nbytes(self) -> int:
         return self.record_bytes * self.spec.experts
+
+    @property
+    def native_bytes(self) -> int:
+        return self.native_record * self.spec.experts
 
 
 @dataclass
@@ -322,20 +329,23 @@ def _lossless(pre: Preflight, codec: str, pieces: Iterable[Piece]) -> str:
     return "bf16" if all(_is_bf16(pre, piece) for piece in pieces) else "f32"
 
 
-def _expert_codec(pre: Preflight, bank: BankSpec, asked: str) -> str:
+def _expert_codec(pre: Preflight, bank: BankSpec, asked: str) -> tuple[str, str | None]:
+    """(codec, the source's own 4-bit codec when this quantises it once more)."""
     every = [piece for expert in range(bank.experts) for piece in bank.parts(expert)]
     native = native_codec_of_all(pre.checkpoint, every)
     asked = RVQ_CODECS.get(asked, asked)
     if asked == "auto":
-        return native or "int8"
+        return native or "int8", None
     if native is not None and asked in FOUR_BIT | {"int8", *RVQ_BITS} and asked != native:
         note = (
             f"the routed experts are {native} in the source and are quantised once more, as "
-            f"{asked}; --experts auto keeps them as they are, without loss"
+            f"{asked}: the conversion ends with what that costs; --experts auto keeps them as "
+            "they are, without loss"
         )
         if note not in pre.notes:
             pre.notes.append(note)
-    return _lossless(pre, asked, every)
+        return asked, native
+    return _lossless(pre, asked, every), None
 
 
 def _is_bf16(pre: Preflight, piece: Piece) -> bool:
@@ -372,10 +382,11 @@ def lay_out(pre: Preflight) -> None:
 
 def make_bank(pre: Preflight, spec: BankSpec, asked: str) -> Bank:
     """The layout of a layer's experts for a choice of --experts."""
-    codec = _expert_codec(pre, spec, asked)
+    codec, native = _expert_codec(pre, spec, asked)
     biased = spec.biases is not None
     parts, bias, record = record_layout(codec, spec.hidden, spec.inner, biased)
-    return Bank(spec, f"experts-{spec.layer:04d}.bin", codec, parts, bias, record)
+    kept = record_layout(native, spec.hidden, spec.inner, biased)[2] if native else 0
+    return Bank(spec, f"experts-{spec.layer:04d}.bin", codec, parts, bias, record, native, kept)
 
 
 def part_of(pre: Preflight, layer: int) -> dict[str, object]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import __version__
 from ..crc32c import crc32c
-from . import codebooks, paths
+from . import codebooks, paths, requantised
 from .errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_USAGE, ConvertError
 from .families import Piece, TensorSpec
 from .four_bit import panel_bytes
@@ -198,9 +198,10 @@ def record_header(bank: Bank, expert: int) -> bytes:
     )
 
 
-def encode_record(
-    pre: Preflight, bank: Bank, expert: int
-) -> tuple[np.ndarray, int, list[tuple[str, NonFinite]]]:
+_Encoded = tuple[np.ndarray, int, list[tuple[str, NonFinite]]]
+
+
+def encode_record(pre: Preflight, bank: Bank, expert: int) -> _Encoded:
     """One expert -> (record uint8 [record_bytes], its CRC32C, what is not finite)."""
     spec = bank.spec
     record = np.zeros(bank.record_bytes, dtype=np.uint8)
@@ -251,14 +252,22 @@ def _write_bank(
     faults = _Faults(pre.options.allow_nonfinite)
     digest = hashlib.sha256()
     checksums: list[int] = []
-    pending: deque[Future[tuple[np.ndarray, int, list[tuple[str, NonFinite]]]]] = deque()
+    cost: requantised.Sums = []
+
+    def encode(expert: int) -> tuple[_Encoded, requantised.Sums]:
+        made = encode_record(pre, bank, expert)
+        measured = requantised.is_measured(bank, expert)
+        return made, requantised.measure(pre, bank, expert, made[0]) if measured else []
+
+    pending: deque[Future[tuple[_Encoded, requantised.Sums]]] = deque()
     submitted = 0
     try:
         while len(checksums) < bank.spec.experts:
             while submitted < bank.spec.experts and len(pending) < pre.workers():
-                pending.append(pool.submit(encode_record, pre, bank, submitted))
+                pending.append(pool.submit(encode, submitted))
                 submitted += 1
-            record, crc, found = pending.popleft().result()
+            (record, crc, found), more = pending.popleft().result()
+            cost = requantised.add(cost, more) if more else cost
             digest.update(record)
             file.write(record)
             checksums.append(crc)
@@ -269,6 +278,8 @@ def _write_bank(
         for future in pending:
             future.cancel()
     faults.settle(file.record)
+    if cost:
+        file.record[requantised.KEY] = cost
     file.sha256 = digest.hexdigest()
     file.record["crc32c"] = checksums
 
@@ -383,7 +394,10 @@ def build_manifest(
         "tokenizer": tokenizer,
         "stop_ids": pre.stop_ids,
         "parameters": pre.parameters,
-        "provenance": provenance(pre, hashes, nonfinite, converter),
+        "provenance": {
+            **provenance(pre, hashes, nonfinite, converter),
+            **requantised.summary(pre, done),
+        },
     }
     data = (
         json.dumps(_reals(manifest), sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"
@@ -402,7 +416,8 @@ def manifest_to_be(pre: Preflight, hash_source: bool = False) -> bytes:
     chunks = {"trunk.bin": -(-pre.trunk_bytes // TRUNK_CHUNK), codebooks.FILE: 1}
     chunks |= {bank.file: bank.spec.experts for bank in pre.banks}
     done: dict[str, dict[str, object]] = {
-        name: {"crc32c": [most] * chunks.get(name, 0)} for name in pre.files()
+        name: {"crc32c": [most] * chunks.get(name, 0), requantised.KEY: requantised.WIDEST}
+        for name in pre.files()
     }
     hashes = {shard.name: "f" * 64 for shard in pre.checkpoint.shards} if hash_source else {}
     return build_manifest(pre, done, hashes)
