@@ -23,10 +23,12 @@ struct campaign {
     unsigned times, period;
     hr_status status;  /* that a failure must have */
     int code;          /* whose text its detail must hold */
-    unsigned kind;      /* SUCCEEDS: no call may fail; MEMORY; CHECKS: plan and verify only */
+    /* SUCCEEDS: no call may fail; MEMORY: allocations, not files; CHECKS: plan and verify only;
+     * STORM: the first points strike every call already; MIRROR: files of the second drive. */
+    unsigned kind;
 };
 
-enum { SUCCEEDS = 1, MEMORY = 2, CHECKS = 4 };
+enum { SUCCEEDS = 1, MEMORY = 2, CHECKS = 4, STORM = 8, MIRROR = 16 };
 
 static const struct campaign campaigns[] = {
     {"one allocation fails", MEMORY_CALLS, "errno:12", 1, 0, HR_ERR_MEMORY, 0, MEMORY},
@@ -35,15 +37,17 @@ static const struct campaign campaigns[] = {
     {"EIO once, reads", "pread,read", "errno:5", 1, 0, HR_ERR_IO, EIO, SUCCEEDS},
     {"EIO for good", READ_CALLS, "errno:5", 0, 0, HR_ERR_IO, EIO, 0},
     {"device gone", READ_CALLS, "errno:19", 0, 0, HR_ERR_IO, ENODEV, 0},
-    {"short reads", "pread,read", "short", 0, 0, HR_ERR_IO, 0, SUCCEEDS},
+    {"short reads", "pread,read", "short", 0, 0, HR_ERR_IO, 0, SUCCEEDS | STORM},
     {"nothing read, once", "pread,read", "zero", 1, 0, HR_ERR_IO, 0, SUCCEEDS},
     {"nothing read, ever", "pread,read", "zero", 0, 0, HR_ERR_IO, 0, 0},
-    {"EINTR storm", "pread,read,open", "errno:4", 9, 10, HR_ERR_IO, EINTR, SUCCEEDS},
+    {"EINTR storm", "pread,read,open", "errno:4", 9, 10, HR_ERR_IO, EINTR, SUCCEEDS | STORM},
     {"plan, verify: one allocation fails", MEMORY_CALLS, "errno:12", 1, 0, HR_ERR_MEMORY, 0, MEMORY | CHECKS},
     {"plan, verify: EIO once", READ_CALLS, "errno:5", 1, 0, HR_ERR_IO, EIO, CHECKS},
     {"plan, verify: device gone", READ_CALLS, "errno:19", 0, 0, HR_ERR_IO, ENODEV, CHECKS},
-    {"plan, verify: short reads", "pread,read", "short", 0, 0, HR_ERR_IO, 0, SUCCEEDS | CHECKS},
-    {"reads overtake each other", "pread", "jitter:2", 0, 0, HR_ERR_IO, 0, SUCCEEDS},
+    {"plan, verify: short reads", "pread,read", "short", 0, 0, HR_ERR_IO, 0, SUCCEEDS | CHECKS | STORM},
+    {"mirror: EIO once", "pread,open,stat", "errno:5", 1, 0, HR_ERR_IO, EIO, MIRROR},
+    {"mirror: gone", "pread", "errno:19", 0, 0, HR_ERR_IO, ENODEV, SUCCEEDS | MIRROR},
+    {"reads overtake each other", "pread", "jitter:2", 0, 0, HR_ERR_IO, 0, SUCCEEDS | STORM},
 };
 
 static const struct file_campaign file_campaigns[] = {
@@ -64,13 +68,16 @@ static const struct file_campaign file_campaigns[] = {
     {"load: EINTR storm", "pread,open", "errno:4", 9, 10, 0, true, false, true},
 };
 
+static char mirror[1024]; /* DIRECTORY/mirror: copies of the banks, for the campaigns that need them */
+static const char *const drives[] = {mirror};
+
 static bool is_named(const struct campaign *c, const struct life *l, const struct life_place *place)
 {
     const char *text = l->err.detail;
     if (text[0] == '\0') return false;
     if (c->kind & MEMORY) return true;
     const bool file = strstr(text, ".bin") || strstr(text, ".json") || strstr(text, ".sha256") ||
-                      strstr(text, place->container);
+                      strstr(text, place->container) || strstr(text, mirror);
     return file && (c->code == 0 || strstr(text, strerror(c->code)));
 }
 
@@ -95,19 +102,39 @@ static void judge(const struct campaign *c, const struct life_place *place, cons
     if (l->descriptors) report_problem(r, nth, "%d descriptors leaked", l->descriptors);
 }
 
+/* So little that reads never end. */
+static bool give_ram(struct life_place *place)
+{
+    hr_plan_result plan = {.size = sizeof plan};
+    hr_error err;
+    place->params.ram = 0;
+    if (hr_plan(place->container, &place->params, &plan, &err) != HR_OK) {
+        fprintf(stderr, "%s\n", err.detail);
+        return false;
+    }
+    place->params.ram = plan.floor + 3 * plan.record_bytes;
+    return true;
+}
+
 static void run_campaign(const struct campaign *c, const struct life_place *given)
 {
     struct life_place here = *given;
     const struct life_place *place = &here;
+    const char *files = (c->kind & MEMORY) ? "" : (c->kind & MIRROR) ? mirror : here.container;
     struct report r;
     struct life life;
     char plan[1024];
     here.checks = (c->kind & CHECKS) != 0;
+    if (c->kind & MIRROR) {
+        here.params.drives = drives;
+        here.params.drive_count = 1;
+        if (!give_ram(&here)) exit(3);
+    }
     report_begin(&r, c->name);
     for (uint64_t nth = 1;; nth++) {
         uint64_t fired;
         snprintf(plan, sizeof plan, "calls=%s path=%s nth=%llu times=%u period=%u action=%s", c->calls,
-                 (c->kind & MEMORY) ? "" : place->container, (unsigned long long)nth, c->times, c->period, c->action);
+                 files, (unsigned long long)nth, c->times, c->period, c->action);
         life_live(place, plan, &life, &fired);
         r.fired += fired;
         if (fired == 0) break;
@@ -116,8 +143,7 @@ static void run_campaign(const struct campaign *c, const struct life_place *give
         life_live(place, NULL, &life, NULL);
         if (life.status != HR_OK || (!(c->kind & CHECKS) && !life_same_tokens(&life, place->clean)))
             report_problem(&r, nth, "the next life: %s", life.err.detail);
-        if ((c->kind & SUCCEEDS) && c->times == 0 && nth == 2) break; /* every call was struck */
-        if (c->period && nth == c->period) break;
+        if ((c->kind & STORM) && nth == (c->period ? c->period : 2)) break;
     }
     report_end(&r);
 }
@@ -134,8 +160,6 @@ int main(int argc, char **argv)
     static struct life clean;
     static char saved[1024];
     struct life_place place = {.saved = saved};
-    hr_plan_result plan = {.size = sizeof plan};
-    hr_error err;
     if (argc < 3) return 2;
     place.container = argv[1];
     snprintf(saved, sizeof saved, "%s/session", argv[2]);
@@ -145,8 +169,8 @@ int main(int argc, char **argv)
     place.params.io_threads = 2;
     place.params.max_sessions = 2;
     place.params.verify = HR_VERIFY_ALWAYS;
-    if (hr_plan(argv[1], &place.params, &plan, &err) != HR_OK) return 3;
-    place.params.ram = plan.floor + 3 * plan.record_bytes; /* so few that reads never end */
+    if (!give_ram(&place)) return 3;
+    snprintf(mirror, sizeof mirror, "%s/mirror", argv[2]);
     for (int i = 0; i < 2; i++) life_live(&place, NULL, &clean, NULL); /* the first loads what stays */
     if (clean.status != HR_OK || clean.alive.blocks || clean.alive.mapped || clean.descriptors) {
         fprintf(stderr, "without faults: %s %s, %lld blocks, %lld bytes, %d descriptors\n",

@@ -23,6 +23,7 @@ READS = {"EIO once": 80, "EIO once, reads": 60, "EIO for good": 80, "device gone
          "short reads": 2, "nothing read, once": 60, "nothing read, ever": 60, "EINTR storm": 9,
          "reads overtake each other": 2, "plan, verify: EIO once": 50,
          "plan, verify: device gone": 50, "plan, verify: short reads": 2}
+MIRROR = {"mirror: EIO once": 20, "mirror: gone": 20}
 SESSIONS = {"save: EIO once": 10, "save: EIO for good": 10, "save: disk full": 10,
             "save: short writes": 2, "save: EINTR storm": 2, "save: kill": 10,
             "save: torn write, then kill": 5, "save: power cut": 10, "load: EIO once": 15,
@@ -50,6 +51,7 @@ def engine_loop(build_dir):
             assert result["count"] == 0, f"{container.name}: {name}: {result['problems']}"
             assert result["points"] >= campaigns[name], result
 
+    run.work = work
     yield run
     shutil.rmtree(work)
 
@@ -69,6 +71,15 @@ def test_every_allocation(engine_loop, small):
 def test_every_read(engine_loop, small):
     """B20, B24: the right tokens, or an error that names file and cause."""
     engine_loop(small, READS)
+
+
+def test_every_read_of_a_second_drive(engine_loop, small):
+    """Nobody notices that it is gone, for the container has the same records."""
+    mirror = engine_loop.work / "mirror"
+    mirror.mkdir()
+    for bank in small.glob("experts-*.bin"):
+        shutil.copy(bank, mirror)
+    engine_loop(small, MIRROR)
 
 
 def test_every_call_of_a_session_file(engine_loop, small):
