@@ -1,6 +1,6 @@
 """Conversions that meet one fault each, at the first, second, ... counted call until none is left.
 
-Arguments: SOURCE WORK CAMPAIGN... Prints for each campaign one JSON object: name, points, problems.
+Arguments: SOURCE WORK OPTIONS CAMPAIGN...; OPTIONS of headrace-convert, separated by commas. Prints for each campaign one JSON object: name, points, problems.
 Every point: the conversion ends as the campaign allows, nothing half-written looks whole, no
 descriptor stays open, the same command again finishes, and the result is that of a clean run.
 """
@@ -24,7 +24,6 @@ from support.injection import KILLED, Shim, descriptors, in_child
 
 WRITES = "write,pwrite,truncate,fsync,rename,mkdir,unlink,create,close"
 READS = "read,pread,open,stat"
-OPTIONS = ("--no-tokenizer", "--quiet")
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ def looks_whole(path: Path) -> bool:
 
 
 class Driver:
-    def __init__(self, source: Path, work: Path) -> None:
-        self.source, self.work = source, work
+    def __init__(self, source: Path, work: Path, options: list[str]) -> None:
+        self.source, self.work, self.options = source, work, [*options, "--quiet"]
         self.shim = Shim()
         assert self.convert(work / "clean")[0] == 0
         self.clean = tree(work / "clean")
@@ -80,7 +79,7 @@ class Driver:
         """Exit code and what was said."""
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            code = run(self.source, target, *OPTIONS)
+            code = run(self.source, target, *self.options)
         return code, said.getvalue()
 
     def struck(self, campaign: Campaign, nth: int, target: Path) -> dict[str, object]:
@@ -156,8 +155,12 @@ class Driver:
 
 def main() -> None:
     cli._engine_verify = lambda: None
-    driver = Driver(Path(sys.argv[1]), Path(sys.argv[2]))
-    for name in sys.argv[3:] or CAMPAIGNS:
+    if library := os.environ.get("HEADRACE_TEST_LIBRARY"):
+        import headrace
+
+        headrace.use_library(library)
+    driver = Driver(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3].split(","))
+    for name in sys.argv[4:] or CAMPAIGNS:
         print(json.dumps(driver.run(name)), flush=True)
 
 

@@ -49,6 +49,15 @@ def run_sampled(command: list[str]) -> tuple[dict, int, int]:
     return json.loads(out), peak, samples
 
 
+@pytest.fixture(scope="module")
+def latent_model(tmp_path_factory) -> Path:
+    """The other bundled checkpoint: latent attention."""
+    from conftest import ROOT, convert
+
+    return convert(ROOT / "models" / "tiny-deepseek-v3", tmp_path_factory.mktemp("latent") / "model",
+                   "--experts", "int8", "--trunk", "int8")
+
+
 def levels(headrace, path: Path) -> dict[str, int]:
     plan = headrace.plan(path, ctx=512)
     whole = plan.total_experts * plan.record_bytes
@@ -79,6 +88,49 @@ def test_below_the_floor_is_refused_with_the_floor(headrace, model_dir):
     with pytest.raises(headrace.HeadraceMemoryError) as refused:
         headrace.Model(model_dir, ctx=512, ram=floor - 1)
     assert str(floor) in refused.value.detail
+
+
+CHANGING = """
+import sys
+sys.path[:0] = [{python!r}]
+import headrace
+headrace.use_library({library!r})
+def resident():
+    return int(open('/proc/self/statm').read().split()[1]) * 4096
+prompts = {prompts!r}
+print(resident(), flush=True)
+with headrace.Model({path!r}, ram={ram}, ctx=512, threads=2, io_threads=2) as model:
+    for i in range(2 * len(prompts)):
+        model.generate(prompts[i % len(prompts)], max_tokens=10, temperature=0.8, top_k=40, seed=i)
+print(resident(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("level", ["floor", "quarter"])
+@pytest.mark.parametrize("model", ["model_bf16", "latent_model"])
+def test_changing_prompts_in_one_process(headrace, build_dir, request, model, level):
+    """B26: from opening to closing and after it, with prompts that route to different experts."""
+    from support.build import ROOT, shared_library
+
+    path = request.getfixturevalue(model)
+    ram = levels(headrace, path)[level]
+    plan = headrace.plan(path, ctx=512, ram=ram, threads=2, io_threads=2)
+    script = CHANGING.format(python=str(ROOT / "python"), path=str(path), ram=ram, prompts=PROMPTS,
+                             library=str(shared_library(build_dir, "headrace")))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    before = int(process.stdout.readline())
+    peak = samples = 0
+    while process.poll() is None:
+        peak = max(peak, resident(process.pid))
+        samples += 1
+        time.sleep(0.02)
+    after = int(process.stdout.readline())
+    process.stdout.close()
+    assert process.returncode == 0 and samples >= 5
+    # The interpreter's own objects come to what the program is worth in the test above.
+    assert peak - before <= plan.total + 2 * SLACK, (
+        f"{(peak - before) / 2**20:.1f} MiB more, {plan.total / 2**20:.1f} planned")
+    assert after - before <= 2 * SLACK, f"{(after - before) / 2**20:.1f} MiB stay after closing"
 
 
 READER = """
