@@ -114,15 +114,17 @@ def model_bf16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fixture_models(tmp_path_factory: pytest.TempPathFactory):
     """Callable: name of an oracle fixture -> its container (ids only), converted once.
 
-    The codec rounds nothing: bf16, and f32 for what bf16 cannot hold.
+    The codec rounds nothing: bf16, and f32 for what bf16 cannot hold; with experts "auto", those of a
+    4-bit source as they are.
     """
     base = tmp_path_factory.mktemp("fixtures")
-    done: dict[str, Path] = {}
+    done: dict[tuple[str, str], Path] = {}
 
-    def container(name: str) -> Path:
-        if name not in done:
-            done[name] = convert(FIXTURES / name, base / name, "--experts", "bf16",
-                                 "--trunk", "bf16", "--no-tokenizer")
-        return done[name]
+    def container(name: str, experts: str = "bf16") -> Path:
+        key = name, experts
+        if key not in done:
+            done[key] = convert(FIXTURES / name, base / f"{name}-{experts}", "--experts", experts,
+                                "--trunk", "bf16", "--no-tokenizer")
+        return done[key]
 
     return container

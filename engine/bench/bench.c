@@ -23,6 +23,7 @@ static const struct {
     {"delta", bench_delta},
     {"quantize", bench_quantize},
     {"quantize15", bench_quantize15},
+    {"quantize22", bench_quantize22},
 };
 
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
@@ -88,15 +89,25 @@ static void fill(struct run *r, enum codec c)
     r->meter.cursor = 0;
 }
 
-static hr_status measure_codecs(struct run *r, hr_error *err)
+static hr_status measure_products(struct run *r, const char *name, hr_error *err)
 {
     struct bench_work work;
+    for (size_t i = 0; i < TOKEN_COUNTS; i++) {
+        bench_product(&r->operands, &r->weights, token_counts[i], &work);
+        TRY(measure_row(r, name, HR_BENCH_CODEC, token_counts[i], &work, err));
+    }
+    return HR_OK;
+}
+
+static hr_status measure_codecs(struct run *r, hr_error *err)
+{
     for (enum codec c = next_codec(CODEC_NONE); c != CODEC_NONE; c = next_codec(c)) {
         fill(r, c);
-        for (size_t i = 0; i < TOKEN_COUNTS; i++) {
-            bench_product(&r->operands, &r->weights, token_counts[i], &work);
-            TRY(measure_row(r, codec_name(c), HR_BENCH_CODEC, token_counts[i], &work, err));
-        }
+        TRY(measure_products(r, codec_name(c), err));
+        if (c != CODEC_MXFP4) continue;
+        r->weights.fine = true;
+        TRY(measure_products(r, "mxfp4-22", err));
+        r->weights.fine = false;
     }
     return HR_OK;
 }
@@ -142,7 +153,7 @@ static uint32_t row_count(void)
 {
     uint32_t codecs = 0;
     for (enum codec c = next_codec(CODEC_NONE); c != CODEC_NONE; c = next_codec(c)) codecs++;
-    return (codecs + 1) * TOKEN_COUNTS + OPERATIONS;
+    return (codecs + 2) * TOKEN_COUNTS + OPERATIONS; /* mxfp4 twice, the head */
 }
 
 /* The pool and the one block that holds everything else. */

@@ -10,7 +10,7 @@ enum {
 void bench_operands_carve(struct carve *c, uint32_t rows, uint32_t cols, struct bench_operands *o)
 {
     o->x = carve_take(c, (size_t)BENCH_TOKENS_MOST * cols * sizeof(float));
-    linear_input_carve(c, BENCH_TOKENS_MOST, cols, &o->in);
+    linear_input_carve(c, BENCH_TOKENS_MOST, cols, true, &o->in);
     head_carve(c, BENCH_TOKENS_MOST, cols, &o->head);
     o->y = carve_take(c, (size_t)BENCH_TOKENS_MOST * rows * sizeof(float));
     o->vectors = carve_take(c, VECTORS * DIM * sizeof(float));
@@ -31,9 +31,10 @@ void bench_operands_init(struct bench_operands *o, const struct kernels *k, uint
     linear_input_set(&o->in, o->x, cols, BENCH_TOKENS_MOST, cols);
     for (size_t t = 0; t < BENCH_TOKENS_MOST; t++) {
         k->quantize(o->x + t * cols, &o->in.q, t);
+        k->quantize22(o->x + t * cols, &o->in.q22, t);
         k->quantize15(o->x + t * cols, &o->head.q, t);
     }
-    o->in.quantized = true;
+    o->in.quantized = o->in.quantized22 = true;
     bench_random_floats(&r, o->vectors, VECTORS * DIM);
     for (size_t v = 0; v < 2; v++)
         k->l2_norm(o->vectors + v * DIM, DIM, 1e-6f, 1.0f, o->vectors + v * DIM);
@@ -140,6 +141,12 @@ static void quantize15_step(void *ctx, size_t i)
     o->nn.k->quantize15(o->x + i * o->cols, &o->head.q, i);
 }
 
+static void quantize22_step(void *ctx, size_t i)
+{
+    struct bench_operands *o = ctx;
+    o->nn.k->quantize22(o->x + i * o->cols, &o->in.q22, i);
+}
+
 void bench_quantize(struct bench_operands *o, struct bench_work *out)
 {
     *out = (struct bench_work){.step = quantize_step, .ctx = o, .steps = BENCH_TOKENS_MOST,
@@ -150,4 +157,10 @@ void bench_quantize15(struct bench_operands *o, struct bench_work *out)
 {
     bench_quantize(o, out);
     out->step = quantize15_step;
+}
+
+void bench_quantize22(struct bench_operands *o, struct bench_work *out)
+{
+    bench_quantize(o, out);
+    out->step = quantize22_step;
 }

@@ -41,5 +41,6 @@ void bench_attention(struct bench_operands *o, struct bench_work *out); /* a blo
 void bench_delta(struct bench_operands *o, struct bench_work *out);     /* writes to the pool */
 void bench_quantize(struct bench_operands *o, struct bench_work *out);
 void bench_quantize15(struct bench_operands *o, struct bench_work *out);
+void bench_quantize22(struct bench_operands *o, struct bench_work *out);
 
 #endif

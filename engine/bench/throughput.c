@@ -129,8 +129,8 @@ static void carve_all(struct carve *c, const struct throughput_setup *s, struct 
     b->source = carve_take(c, matrix * sizeof(float));
     b->x = carve_take(c, larger(s->cols, s->width) * sizeof(float));
     b->y = carve_take(c, larger(s->rows, (size_t)s->experts * s->width) * sizeof(float));
-    linear_input_carve(c, 1, (uint32_t)larger(s->cols, s->width), &b->in);
-    glu_carve(c, s->experts, s->inner, &b->glu);
+    linear_input_carve(c, 1, (uint32_t)larger(s->cols, s->width), false, &b->in);
+    glu_carve(c, s->experts, s->inner, false, &b->glu);
 }
 
 static void measure_all(struct bench *b, struct throughput *out)

@@ -68,5 +68,6 @@ void bench_weights_fill(struct bench_weights *w, enum codec c, uint32_t rows, ui
 void bench_weights_matrix(const struct bench_weights *w, size_t i, struct matrix *m)
 {
     matrix_bind(m, w->codec, w->rows, w->cols, w->pool + i * w->stride);
+    m->fine = w->fine;
     m->books = codec_is_rvq(w->codec) ? &w->books : NULL;
 }

@@ -7,6 +7,7 @@
 
 struct bench_weights {
     enum codec codec;
+    bool fine; /* products take 22-bit activations; the caller sets it */
     uint32_t rows, cols;
     size_t stride; /* from one matrix to the next: the blob, rounded up to 64 */
     size_t count;

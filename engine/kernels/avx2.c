@@ -113,6 +113,7 @@ static uint64_t dot_peak(uint64_t rounds)
 #include "kernels/rvq_search_body.h"
 
 #define NIBBLE_TOKENS 2
+#define NIBBLE_PLANES 3
 #define NIBBLE_ROWS(T, decoded) ((decoded) ? 2 : 4)
 enum { NIBBLE_FUSED = 2 };
 
@@ -171,8 +172,8 @@ group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibb
            const int8_t *const *q, size_t at, v16i (*dots)[NIBBLE_VECTORS])
 {
     for (size_t k = 0; k < NIBBLE_GROUP / 2; k += 4) {
-        __m256i x0[NIBBLE_TOKENS], x1[NIBBLE_TOKENS];
-        UNROLL(2)
+        __m256i x0[NIBBLE_PLANES], x1[NIBBLE_PLANES];
+        UNROLL(4)
         for (size_t t = 0; t < T; t++) {
             x0[t] = broadcast4(q[t] + at + k);
             x1[t] = broadcast4(q[t] + at + 16 + k);
@@ -183,7 +184,7 @@ group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibb
             __m256i bytes = load_bytes(from);
             __m256i low = decoded ? bytes : low_weights(bytes, operand);
             __m256i high = decoded ? load_bytes(from + NIBBLE_BYTES) : high_weights(bytes, operand);
-            UNROLL(2)
+            UNROLL(4)
             for (size_t t = 0; t < T; t++) {
                 v16i *sum = &dots[t][v / 2];
                 if (v % 2)
@@ -196,6 +197,11 @@ group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibb
 }
 
 #include "kernels/mxfp4_body.h"
+
+enum { FINE_TOKENS = 1, FINE_FUSED = 2 };
+#define FINE_ROWS(T, decoded) ((decoded) ? 1 : 4)
+
+#include "kernels/mxfp4_fine_body.h"
 
 #define TABLE kernels_table_avx2
 #define ISA "avx2"

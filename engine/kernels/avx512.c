@@ -153,7 +153,7 @@ group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibb
             high[v] = decoded ? _mm512_loadu_si512(w + NIBBLE_BYTES + k * INT8_PANEL_ROWS + 64 * v)
                               : high_weights(bytes, operand);
         }
-        UNROLL(4)
+        UNROLL(8)
         for (size_t t = 0; t < T; t++) {
             __m512i x0 = broadcast4(q[t] + at + k), x1 = broadcast4(q[t] + at + 16 + k);
             UNROLL(4)
@@ -167,6 +167,11 @@ group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibb
 }
 
 #include "kernels/mxfp4_body.h"
+
+enum { FINE_TOKENS = 2, FINE_FUSED = 2 };
+#define FINE_ROWS(T, decoded) ((decoded) ? 2 : 4)
+
+#include "kernels/mxfp4_fine_body.h"
 
 #define TABLE kernels_table_avx512
 #define ISA "avx512"

@@ -31,6 +31,14 @@ struct qbatch15 {
     size_t k, k_pad;
 };
 
+/* 22-bit activations: v = 2^14 hi + 2^7 mid + lo. */
+struct qbatch22 {
+    int8_t *hi, *mid, *lo; /* [n][k_pad] */
+    float *scale;          /* [n]: t / 2080768 */
+    int32_t *offset;       /* [n][k_pad / 32]: -32 * sum(v), modulo 2^32 */
+    size_t k, k_pad;
+};
+
 enum { ATTN_BLOCK = 256, ATTN_QUERIES = 8, INT8_PANEL_ROWS = 64, ACT_BLOCK = 64, RVQ_MAX_BEAM = 32 };
 
 struct rvq_books; /* quant/rvq.h */
@@ -63,6 +71,9 @@ struct kernels {
     void (*quantize)(const float *x, struct qbatch *out, size_t t);
     /* v = rint(x * (16256/t_max)), hi = (v+64) >> 7, lo = v - 128*hi, scale = t_max/16256. */
     void (*quantize15)(const float *x, struct qbatch15 *out, size_t t);
+    /* v = rint(x * (2080768/t_max)) = 2^14 hi + 2^7 mid + lo with mid, lo in -64..63,
+     * scale = t_max/2080768. */
+    void (*quantize22)(const float *x, struct qbatch22 *out, size_t t);
     /* y[i*ldy + r] = (float)(exact sum) * row_scale[r] * token scale for rows of panels
      * [p0, p1), r < rows, token index[i] (or i when index is NULL), i < n. Rows beyond `rows` are
      * not written. */
@@ -86,6 +97,12 @@ struct kernels {
     void (*mxfp4_panels)(const uint8_t *panels, const int8_t *table, size_t rows, size_t p0,
                          size_t p1, const struct qbatch *x, const uint32_t *index, size_t n,
                          float *y, size_t ldy);
+
+    /* The same as mxfp4_panels with 22-bit activations, which have no shifts. base is at most
+     * mxfp4_fine_spread of the groups below the largest (kernels/nibble.h). */
+    void (*mxfp4_panels22)(const uint8_t *panels, const int8_t *table, size_t rows, size_t p0,
+                           size_t p1, const struct qbatch22 *x, const uint32_t *index, size_t n,
+                           float *y, size_t ldy);
 
     /* As int8_panels with RVQ weights and bfloat16 row scales; the same integers as if the weights
      * were decoded to int8 panels first. */

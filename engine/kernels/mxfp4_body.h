@@ -201,7 +201,8 @@ static void mxfp4_panels(const uint8_t *panels, const int8_t *table, size_t rows
             memset(s.used, 0, sizeof s.used);
             for (size_t g = 0; g < groups; g += NIBBLE_SLAB) {
                 uint8_t counts[NIBBLE_SLAB][INT8_PANEL_ROWS];
-                const bool decoded = take_slab(&slab, e + groups * INT8_PANEL_ROWS, g, groups, c.count);
+                const bool decoded = take_slab(&slab, e + groups * INT8_PANEL_ROWS, g, groups,
+                                               c.count > NIBBLE_FUSED);
                 const unsigned most = row_counts(e + g * INT8_PANEL_ROWS, slab.groups, panel.base, counts);
                 mxfp4_slab(decoded, &slab, counts, most, &c, &s);
             }

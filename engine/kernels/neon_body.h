@@ -170,6 +170,7 @@ static inline __attribute__((always_inline)) void panel_block(size_t T, const ui
 #include "kernels/rvq_search_body.h"
 
 #define NIBBLE_TOKENS 4
+#define NIBBLE_PLANES 6
 #define NIBBLE_ROWS(T, decoded) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
 enum { NIBBLE_FUSED = 4 };
 
@@ -230,8 +231,8 @@ group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibb
 {
 #if WITH_DOTPROD
     for (size_t k = 0; k < NIBBLE_GROUP / 2; k += 4) {
-        int8x16_t x0[NIBBLE_TOKENS], x1[NIBBLE_TOKENS];
-        UNROLL(4)
+        int8x16_t x0[NIBBLE_PLANES], x1[NIBBLE_PLANES];
+        UNROLL(8)
         for (size_t t = 0; t < T; t++) {
             x0[t] = broadcast4(q[t] + at + k);
             x1[t] = broadcast4(q[t] + at + 16 + k);
@@ -240,7 +241,7 @@ group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibb
         for (size_t v = 0; v < 4 * R; v++) {
             int8x16_t low, high;
             load_weights(decoded, w + k * INT8_PANEL_ROWS + 16 * v, operand, &low, &high);
-            UNROLL(4)
+            UNROLL(8)
             for (size_t t = 0; t < T; t++) {
                 int32x4_t *sum = &dots[t][v / 4].val[v % 4];
                 *sum = vdotq_s32(vdotq_s32(*sum, low, x0[t]), high, x1[t]);
@@ -249,15 +250,15 @@ group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibb
     }
 #else
     /* All 8 products of an int16 lane fit: 8 * NIBBLE_LARGEST * 127 < 2^15. */
-    int16x8_t left[NIBBLE_TOKENS][16], right[NIBBLE_TOKENS][16];
-    UNROLL(4)
+    int16x8_t left[NIBBLE_PLANES][16], right[NIBBLE_PLANES][16];
+    UNROLL(8)
     for (size_t t = 0; t < T; t++)
         UNROLL(16)
         for (size_t v = 0; v < 4 * R; v++)
             left[t][v] = right[t][v] = vdupq_n_s16(0);
     for (size_t k = 0; k < NIBBLE_GROUP / 2; k += 4) {
-        int8x8_t x0[NIBBLE_TOKENS], x1[NIBBLE_TOKENS];
-        UNROLL(4)
+        int8x8_t x0[NIBBLE_PLANES], x1[NIBBLE_PLANES];
+        UNROLL(8)
         for (size_t t = 0; t < T; t++) {
             x0[t] = vget_low_s8(broadcast4(q[t] + at + k));
             x1[t] = vget_low_s8(broadcast4(q[t] + at + 16 + k));
@@ -266,7 +267,7 @@ group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibb
         for (size_t v = 0; v < 4 * R; v++) {
             int8x16_t low, high;
             load_weights(decoded, w + k * INT8_PANEL_ROWS + 16 * v, operand, &low, &high);
-            UNROLL(4)
+            UNROLL(8)
             for (size_t t = 0; t < T; t++) {
                 left[t][v] = vmlal_s8(left[t][v], vget_low_s8(low), x0[t]);
                 left[t][v] = vmlal_s8(left[t][v], vget_low_s8(high), x1[t]);
@@ -275,7 +276,7 @@ group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibb
             }
         }
     }
-    UNROLL(4)
+    UNROLL(8)
     for (size_t t = 0; t < T; t++)
         UNROLL(16)
         for (size_t v = 0; v < 4 * R; v++) {
@@ -286,4 +287,9 @@ group_dots(size_t R, size_t T, bool decoded, const uint8_t *w, const struct nibb
 }
 
 #include "kernels/mxfp4_body.h"
+
+enum { FINE_TOKENS = 2, FINE_FUSED = 2 };
+#define FINE_ROWS(T, decoded) ((T) == 1 ? 2 : 1)
+
+#include "kernels/mxfp4_fine_body.h"
 #include "kernels/table_body.h"

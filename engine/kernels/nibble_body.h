@@ -6,7 +6,8 @@
  *   struct nibble_operand, nibble_operand(table): the 16 weights as the ISA looks them up
  *   group_start(offset): dots of nothing, of an activation group with this offset
  *   group_decode(w, operand, tile): the NIBBLE_BYTES of a group as NIBBLE_TILE operand bytes
- *   group_dots(R, T, decoded, w, operand, q, at, dots)
+ *   group_dots(R, T, decoded, w, operand, q, at, dots) for up to NIBBLE_TOKENS, or 3 FINE_TOKENS
+ *     (kernels/mxfp4_fine_body.h) vectors q
  *
  * The last adds the sum of weight(r, k) * q[t][at + k] over the 32 inputs of a group to dots[t], 16 R
  * rows from w on; w are its nibbles, or its tile when `decoded`. R, T and `decoded` are constants at
@@ -53,11 +54,10 @@ struct nibble_slab {
     _Alignas(64) uint8_t tile[NIBBLE_SLAB * NIBBLE_TILE];
 };
 
-/* The slab from group `first` on of a panel whose nibbles are at w; decoded for many tokens. */
+/* The slab from group `first` on of a panel whose nibbles are at w. Returns `decoded`. */
 static inline bool take_slab(struct nibble_slab *s, const uint8_t *w, size_t first, size_t groups,
-                             size_t tokens)
+                             bool decoded)
 {
-    const bool decoded = tokens > NIBBLE_FUSED;
     s->first = first;
     s->groups = groups - first < NIBBLE_SLAB ? groups - first : NIBBLE_SLAB;
     s->w = w + first * NIBBLE_BYTES;
@@ -70,20 +70,32 @@ static inline bool take_slab(struct nibble_slab *s, const uint8_t *w, size_t fir
     return true;
 }
 
+static inline const uint8_t *slab_weights(const struct nibble_slab *s, bool decoded, size_t g,
+                                          size_t v)
+{
+    return s->w + g * (decoded ? NIBBLE_TILE : NIBBLE_BYTES) + 64 * v;
+}
+
+/* The same rows of the slab behind. Who computes first does this for all; who walks through whole
+ * groups without decoding them leaves it to the processor. */
+static inline __attribute__((always_inline)) void prefetch_rows(size_t R, const struct nibble_slab *s,
+                                                                size_t g, size_t v)
+{
+    UNROLL(4)
+    for (size_t k = 0; k < NIBBLE_BYTES; k += NIBBLE_BYTES / 4)
+        UNROLL(4)
+        for (size_t r = 0; r < R; r++)
+            __builtin_prefetch(s->next + g * NIBBLE_BYTES + k + 64 * (v + r));
+}
+
 /* The dots of group g of the slab with T tokens from `i` on, rows 16 v and the following. */
 static inline __attribute__((always_inline)) void
 slab_dots(size_t R, size_t T, bool decoded, const struct nibble_slab *s, size_t g,
           const struct nibble_chunk *c, size_t i, size_t v, v16i (*dots)[NIBBLE_VECTORS])
 {
     const size_t group = s->first + g;
-    const uint8_t *w = s->w + g * (decoded ? NIBBLE_TILE : NIBBLE_BYTES) + 64 * v;
-    /* Once for all tokens. Whoever walks through all rows at once leaves it to the processor. */
     if (i == 0 && (decoded || R < NIBBLE_VECTORS))
-        UNROLL(4)
-        for (size_t k = 0; k < NIBBLE_BYTES; k += NIBBLE_BYTES / 4)
-            UNROLL(4)
-            for (size_t r = 0; r < R; r++)
-                __builtin_prefetch(s->next + g * NIBBLE_BYTES + k + 64 * (v + r));
+        prefetch_rows(R, s, g, v);
     UNROLL(4)
     for (size_t t = 0; t < T; t++) {
         v16i start = group_start(c->offset[i + t] + group);
@@ -91,7 +103,8 @@ slab_dots(size_t R, size_t T, bool decoded, const struct nibble_slab *s, size_t 
         for (size_t r = 0; r < R; r++)
             dots[t][r] = start;
     }
-    group_dots(R, T, decoded, w, s->operand, c->q + i, group * NIBBLE_GROUP, dots);
+    group_dots(R, T, decoded, slab_weights(s, decoded, g, v), s->operand, c->q + i,
+               group * NIBBLE_GROUP, dots);
 }
 
 /* Calls of function(R, T, decoded, v, ...) for `left` tokens, or the first NIBBLE_TOKENS of them, and
@@ -161,7 +174,7 @@ static void nibble_panels(const uint8_t *panels, const int8_t *table, size_t row
             memset(total, 0, sizeof total);
             for (size_t g = 0; g < groups; g += NIBBLE_SLAB) {
                 const uint16_t *scales = (const uint16_t *)(const void *)panel + g * INT8_PANEL_ROWS;
-                const bool decoded = take_slab(&slab, panel + scale_bytes, g, groups, c.count);
+                const bool decoded = take_slab(&slab, panel + scale_bytes, g, groups, c.count > NIBBLE_FUSED);
                 for (size_t i = 0; i < c.count; i += NIBBLE_TOKENS) {
                     const size_t left = c.count - i;
                     if (decoded)

@@ -16,6 +16,8 @@ static inline bool degenerate(float t)
     return !(t >= SMALLEST_TOKEN && t < INFINITY);
 }
 
+#define ROUND_MAGIC_BITS 0x4b400000u
+
 static inline v16 v16_clamp(v16 x, float limit)
 {
     return v16_min(v16_max(x, v16_set1(-limit)), v16_set1(limit));
@@ -92,6 +94,40 @@ static void quantize15(const float *x, struct qbatch15 *out, size_t t)
         v16_store_i8(hi + i, v16_bits_shr7(up));
         v16_store_i8(lo + i, v16_bits_add(v16_bits_and(up, 127), (uint32_t)-64));
         out->sum[t] += (int64_t)v16_reduce_add(v16_sub(n, magic));
+    }
+}
+
+static void quantize22(const float *x, struct qbatch22 *out, size_t t)
+{
+    const float largest = 2080768.0f; /* 127 * 2^14 */
+    size_t k = out->k, at = t * out->k_pad;
+    int32_t *offset = out->offset + at / NIBBLE_GROUP;
+    float max = magnitude(x, k);
+    memset(out->hi + at, 0, out->k_pad);
+    memset(out->mid + at, 0, out->k_pad);
+    memset(out->lo + at, 0, out->k_pad);
+    memset(offset, 0, out->k_pad / NIBBLE_GROUP * sizeof *offset);
+    if (degenerate(max)) {
+        out->scale[t] = degenerate_scale(max);
+        return;
+    }
+    const v16 magic = v16_set1(ROUND_MAGIC), multiplier = v16_set1(largest / max);
+    out->scale[t] = max / largest;
+    FOR_PARTS(i, part, k) {
+        v16 v = v16_clamp(v16_mul(load_part(x + i, part), multiplier), largest);
+        v16 n = v16_add(v, magic);
+        /* In the bits, from the low end: digit = ((v + 64) & 127) - 64, the rest is (v + 64) >> 7. */
+        v16 up = v16_bits_add(n, 64), rest = v16_bits_shr7(up), up2 = v16_bits_add(rest, 64);
+        v16_store_i8(out->lo + at + i, v16_bits_add(v16_bits_and(up, 127), (uint32_t)-64));
+        v16_store_i8(out->mid + at + i, v16_bits_add(v16_bits_and(up2, 127), (uint32_t)-64));
+        v16_store_i8(out->hi + at + i, v16_bits_shr7(up2));
+        uint32_t lanes[16], sum = 0;
+        float value[16];
+        v16_store(value, v16_bits_add(n, (uint32_t)-ROUND_MAGIC_BITS));
+        memcpy(lanes, value, sizeof lanes);
+        for (size_t j = 0; j < 16; j++)
+            sum += lanes[j];
+        offset[i / NIBBLE_GROUP] = (int32_t)((uint32_t)offset[i / NIBBLE_GROUP] - NIBBLE_LARGEST * sum);
     }
 }
 

@@ -91,6 +91,11 @@ static inline void group_dots(size_t R, size_t T, bool decoded, const uint8_t *w
 
 #include "kernels/mxfp4_body.h"
 
+enum { FINE_TOKENS = 1, FINE_FUSED = 0 };
+#define FINE_ROWS(T, decoded) 1
+
+#include "kernels/mxfp4_fine_body.h"
+
 #define RVQ_NATURAL(books) 1
 
 static inline void rvq_reorder(const int8_t *q, int8_t *out)

@@ -306,11 +306,13 @@ size_t architecture_stacks(const struct architecture *a)
     return n;
 }
 
-hr_status architecture_read(const struct json *model, struct architecture *a, hr_error *err)
+hr_status architecture_read(const struct container *c, struct architecture *a, hr_error *err)
 {
+    const struct json *model = c->model;
     const struct json *list = NULL;
     char at[64];
     memset(a, 0, sizeof *a);
+    for (uint32_t i = 0; i < c->bank_count; i++) a->fine = a->fine || c->banks[i].fine;
     TRY(read_top(model, a, err));
     TRY(need_list(model, "mixers", MAX_PARTS, &list, &a->mixer_count, err));
     for (uint32_t i = 0; i < a->mixer_count; i++) {

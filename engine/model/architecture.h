@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "nn/parts.h"
 #include "nn/residual.h"
+#include "store/container.h"
 
 enum mixer_kind { MIXER_ATTENTION, MIXER_MLA, MIXER_DELTA };
 enum ffn_kind { FFN_DENSE, FFN_MOE };
@@ -44,6 +45,7 @@ struct architecture {
         uint8_t mixer, ffn;
     } layer[MAX_LAYERS];
     uint32_t max_experts, max_top_k;
+    bool fine; /* some bank's products take 22-bit activations */
 };
 
 /* Floats of one token in the residual stream. */
@@ -57,7 +59,7 @@ size_t architecture_stacks(const struct architecture *a);
 
 /* Every number is bounded and every unknown key or kind refused, so that later size arithmetic on
  * 64-bit integers cannot overflow. */
-hr_status architecture_read(const struct json *model, struct architecture *out, hr_error *err);
+hr_status architecture_read(const struct container *c, struct architecture *out, hr_error *err);
 
 static inline const struct mixer_part *layer_mixer(const struct architecture *a, uint32_t i)
 {

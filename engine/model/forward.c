@@ -96,7 +96,7 @@ static hr_status run_ffn(struct forward_call *call, uint32_t i, uint32_t n, hr_e
     struct carve c = {s->part, 0};
     struct moe_scratch moe;
     struct glu_scratch dense;
-    scratch_carve_ffn(&c, part, hidden, n, &moe, &dense);
+    scratch_carve_ffn(&c, &m->arch, part, n, &moe, &dense);
     if (part->kind == FFN_DENSE) {
         struct glu_job job = {.gate = &w->dense.gate, .up = &w->dense.up, .down = &w->dense.down,
                               .act = part->dense.act, .in = &s->in, .n = n, .y = s->y, .ldy = hidden};

@@ -149,7 +149,7 @@ hr_status model_check(const struct container *c, struct architecture *arch, hr_e
     if (!m) return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes", sizeof *m);
     mem_budget_init(&m->mem, 0);
     m->c = (struct container *)(uintptr_t)c; /* only read */
-    hr_status st = architecture_read(c->model, &m->arch, err);
+    hr_status st = architecture_read(c, &m->arch, err);
     if (st == HR_OK) st = allocate_layers(m, err);
     if (st == HR_OK) st = model_bind(m, err);
     free_layers(m);
@@ -165,7 +165,7 @@ static hr_status open_steps(struct model *m, const char *path, hr_error *err)
     TRY(choose_kernels(m, err));
     TRY(container_open_drives(path, m->params.drives, m->params.drive_count, &m->mem, &m->c, err));
     m->params.drives = NULL; /* the caller's, for this call only */
-    const hr_status st = architecture_read(m->c->model, &m->arch, err);
+    const hr_status st = architecture_read(m->c, &m->arch, err);
     if (st != HR_OK) return fail_prefix(err, st, "%s", path);
     for (uint32_t i = 0; i < m->c->stop_count; i++)
         if ((uint32_t)m->c->stop_ids[i] >= m->arch.vocab_size)

@@ -9,7 +9,7 @@
  * released while later reads need the room. */
 enum { WAVE = 32 };
 
-void moe_carve(struct carve *c, const struct moe_part *p, uint32_t hidden, uint32_t n,
+void moe_carve(struct carve *c, const struct moe_part *p, uint32_t hidden, bool fine, uint32_t n,
                struct moe_scratch *s)
 {
     const size_t pairs = (size_t)n * p->top_k;
@@ -26,12 +26,12 @@ void moe_carve(struct carve *c, const struct moe_part *p, uint32_t hidden, uint3
     s->latent = carve_take(c, (size_t)n * p->latent * sizeof(float));
     s->mixed = carve_take(c, (size_t)n * p->latent * sizeof(float));
     if (p->latent) {
-        linear_input_carve(c, n, p->latent, &s->latent_in);
-        linear_input_carve(c, n, p->latent, &s->mixed_in);
+        linear_input_carve(c, n, p->latent, fine, &s->latent_in);
+        linear_input_carve(c, n, p->latent, false, &s->mixed_in);
     }
     s->shared = carve_take(c, (size_t)n * hidden * sizeof(float));
     s->shared_gate = carve_take(c, n * sizeof(float));
-    glu_carve(c, (uint32_t)pairs + n, widest, &s->glu);
+    glu_carve(c, (uint32_t)pairs + n, widest, fine, &s->glu);
 }
 
 /* Groups the (token, rank) pairs by expert, tokens ascending; returns the number of experts. */
@@ -78,6 +78,7 @@ static void bind_expert(const struct moe_call *call, struct wave *w, uint32_t i,
     matrix_bind(&w->gate[i], b->codec, b->inner, b->hidden, record + b->record.gate);
     matrix_bind(&w->up[i], b->codec, b->inner, b->hidden, record + b->record.up);
     matrix_bind(&w->down[i], b->codec, b->hidden, b->inner, record + b->record.down);
+    w->gate[i].fine = w->up[i].fine = w->down[i].fine = b->fine;
     if (b->books) {
         w->gate[i].books = &b->books[0];
         w->up[i].books = &b->books[1];

@@ -27,7 +27,8 @@ struct moe_scratch {
     struct glu_scratch glu;
 };
 
-void moe_carve(struct carve *c, const struct moe_part *p, uint32_t hidden, uint32_t n,
+/* fine: some bank's products take 22-bit activations. */
+void moe_carve(struct carve *c, const struct moe_part *p, uint32_t hidden, bool fine, uint32_t n,
                struct moe_scratch *s);
 
 struct moe_call {

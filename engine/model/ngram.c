@@ -15,7 +15,7 @@ void ngram_carve(struct carve *c, const struct architecture *a, uint32_t n,
     s->gated = carve_take(c, n * width * f);
     s->normed = carve_take(c, n * width * f);
     s->query = carve_take(c, (size_t)n * a->hidden * f);
-    linear_input_carve(c, n, e, &s->in);
+    linear_input_carve(c, n, e, false, &s->in);
 }
 
 struct ngram_ctx {

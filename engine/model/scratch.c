@@ -10,13 +10,13 @@ void scratch_carve_mixer(struct carve *c, const struct mixer_part *m, uint32_t c
     }
 }
 
-void scratch_carve_ffn(struct carve *c, const struct ffn_part *f, uint32_t hidden, uint32_t n,
-                       struct moe_scratch *moe, struct glu_scratch *dense)
+void scratch_carve_ffn(struct carve *c, const struct architecture *a, const struct ffn_part *f,
+                       uint32_t n, struct moe_scratch *moe, struct glu_scratch *dense)
 {
     if (f->kind == FFN_MOE)
-        moe_carve(c, &f->moe, hidden, n, moe);
+        moe_carve(c, &f->moe, a->hidden, a->fine, n, moe);
     else
-        glu_carve(c, n, f->dense.inner, dense);
+        glu_carve(c, n, f->dense.inner, false, dense);
 }
 
 static size_t largest_part(const struct architecture *a, uint32_t ctx, uint32_t n, uint32_t workers)
@@ -32,7 +32,7 @@ static size_t largest_part(const struct architecture *a, uint32_t ctx, uint32_t 
         struct carve c = {NULL, 0};
         struct moe_scratch moe;
         struct glu_scratch dense;
-        scratch_carve_ffn(&c, &a->ffns[i], a->hidden, n, &moe, &dense);
+        scratch_carve_ffn(&c, a, &a->ffns[i], n, &moe, &dense);
         if (c.used > most) most = c.used;
     }
     if (a->ngram.order) {
@@ -51,7 +51,7 @@ void forward_carve(struct carve *c, const struct architecture *a, uint32_t ctx, 
     residual_carve(c, &a->residual, a->hidden, a->layers, n, &s->residual);
     s->x = carve_take(c, rows);
     s->y = carve_take(c, rows);
-    linear_input_carve(c, n, a->hidden, &s->in);
+    linear_input_carve(c, n, a->hidden, a->fine, &s->in);
     head_carve(c, n, a->hidden, &s->head);
     s->part_bytes = largest_part(a, ctx, n, workers);
     s->part = carve_take(c, s->part_bytes);

@@ -33,7 +33,7 @@ struct mixer_scratch {
 };
 void scratch_carve_mixer(struct carve *c, const struct mixer_part *m, uint32_t ctx, uint32_t n,
                          uint32_t workers, struct mixer_scratch *s);
-void scratch_carve_ffn(struct carve *c, const struct ffn_part *f, uint32_t hidden, uint32_t n,
-                       struct moe_scratch *moe, struct glu_scratch *dense);
+void scratch_carve_ffn(struct carve *c, const struct architecture *a, const struct ffn_part *f,
+                       uint32_t n, struct moe_scratch *moe, struct glu_scratch *dense);
 
 #endif

@@ -25,7 +25,7 @@ void attention_carve(struct carve *c, const struct attention_part *p, uint32_t c
     s->sine = carve_take(c, (size_t)n * p->rope.half * sizeof(float));
     s->work = carve_take(c, workers * worker_floats(p) * sizeof(float));
     if (p->sparse.heads) sparse_carve(c, &p->sparse, ctx, n, workers, &s->sparse);
-    linear_input_carve(c, n, (uint32_t)q_dim, &s->out_in);
+    linear_input_carve(c, n, (uint32_t)q_dim, false, &s->out_in);
 }
 
 struct attn_ctx {

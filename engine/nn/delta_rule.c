@@ -23,9 +23,9 @@ void delta_carve(struct carve *c, const struct delta_part *p, uint32_t n, uint32
     s->work = carve_take(c, workers * worker_floats(p) * sizeof(float));
     s->rate = carve_take(c, p->value_heads * sizeof(float));
     s->low = carve_take(c, (size_t)n * (p->decay_rank + p->gate_rank) * sizeof(float));
-    linear_input_carve(c, n, p->decay_rank ? p->decay_rank : 1, &s->a_in);
-    linear_input_carve(c, n, p->gate_rank ? p->gate_rank : 1, &s->z_in);
-    linear_input_carve(c, n, (uint32_t)vd, &s->out_in);
+    linear_input_carve(c, n, p->decay_rank ? p->decay_rank : 1, false, &s->a_in);
+    linear_input_carve(c, n, p->gate_rank ? p->gate_rank : 1, false, &s->z_in);
+    linear_input_carve(c, n, (uint32_t)vd, false, &s->out_in);
 }
 
 struct delta_ctx {

@@ -1,14 +1,12 @@
 #include "nn/glu.h"
 
-#include "kernels/nibble.h"
-
-void glu_carve(struct carve *c, uint32_t n, uint32_t inner, struct glu_scratch *s)
+void glu_carve(struct carve *c, uint32_t n, uint32_t inner, bool fine, struct glu_scratch *s)
 {
     s->n = n;
     s->inner = inner;
     s->h = carve_take(c, (size_t)n * inner * sizeof(float));
     s->u = carve_take(c, (size_t)n * inner * sizeof(float));
-    linear_input_carve(c, n, inner, &s->mid);
+    linear_input_carve(c, n, inner, fine, &s->mid);
 }
 
 void glu_slice(const struct glu_scratch *s, uint32_t first, struct glu_job *job)
@@ -17,12 +15,8 @@ void glu_slice(const struct glu_scratch *s, uint32_t first, struct glu_job *job)
     job->h = s->h + (size_t)first * s->inner;
     job->u = s->u + (size_t)first * s->inner;
     job->mid = s->mid;
+    linear_input_skip(&job->mid, first);
     linear_input_set(&job->mid, job->h, inner, job->n, inner);
-    job->mid.q.q += (size_t)first * s->mid.q.k_pad;
-    job->mid.q.shift += (size_t)first * (s->mid.q.k_pad / ACT_BLOCK);
-    job->mid.q.scale += first;
-    job->mid.q.sum += first;
-    job->mid.q.offset += (size_t)first * (s->mid.q.k_pad / NIBBLE_GROUP);
 }
 
 struct glu_ctx {
@@ -82,7 +76,7 @@ static void activate_task(void *ctx, uint32_t task, uint32_t worker)
         c->nn->k->add(u, job->up_bias, inner);
     }
     activate(c->nn->k, &job->act, h, u, inner);
-    if (codec_reads_quantized(job->down->codec)) c->nn->k->quantize(h, &job->mid.q, i);
+    linear_input_quantize(c->nn, &job->mid, job->down, i);
 }
 
 static void down_task(void *ctx, uint32_t task, uint32_t worker)
@@ -104,8 +98,8 @@ void glu_run(const struct nn *nn, struct glu_job *jobs, uint32_t count)
 {
     struct glu_ctx c = {nn, jobs, count, {0}};
     for (uint32_t j = 0; j < count; j++) {
-        linear_input_prepare(nn, jobs[j].in, jobs[j].gate->codec);
-        linear_input_prepare(nn, jobs[j].in, jobs[j].up->codec);
+        linear_input_prepare(nn, jobs[j].in, jobs[j].gate);
+        linear_input_prepare(nn, jobs[j].in, jobs[j].up);
         c.first[j + 1] = c.first[j] + linear_units(jobs[j].gate) + linear_units(jobs[j].up);
     }
     pool_run(nn->pool, c.first[count], gate_up_task, &c);

@@ -21,13 +21,14 @@ struct glu_job {
     struct linear_input mid; /* storage for n rows of inner */
 };
 
-/* Room for `n` rows in all of jobs with at most `inner` inner units; glu_slice hands out parts. */
+/* Room for `n` rows in all of jobs with at most `inner` inner units; glu_slice hands out parts.
+ * fine: a `down` may take 22-bit activations. */
 struct glu_scratch {
     float *h, *u;
     struct linear_input mid;
     uint32_t n, inner;
 };
-void glu_carve(struct carve *c, uint32_t n, uint32_t inner, struct glu_scratch *s);
+void glu_carve(struct carve *c, uint32_t n, uint32_t inner, bool fine, struct glu_scratch *s);
 /* Points job->h, u, mid at rows [first, first + job->n) of the scratch. */
 void glu_slice(const struct glu_scratch *s, uint32_t first, struct glu_job *job);
 

@@ -10,21 +10,24 @@ static size_t pad64(size_t k)
     return (k + 63) & ~(size_t)63;
 }
 
-void linear_input_carve(struct carve *c, uint32_t n, uint32_t k, struct linear_input *in)
+void linear_input_carve(struct carve *c, uint32_t n, uint32_t k, bool fine, struct linear_input *in)
 {
-    const size_t k_pad = pad64(k);
-    in->x = NULL;
-    in->ldx = 0;
-    in->n = n;
-    in->k = k;
-    in->quantized = false;
-    in->q.q = carve_take(c, (size_t)n * k_pad);
+    const size_t k_pad = pad64(k), bytes = (size_t)n * k_pad;
+    const size_t offsets = (size_t)n * (k_pad / NIBBLE_GROUP) * sizeof(int32_t);
+    *in = (struct linear_input){.n = n, .k = k};
+    in->q.q = carve_take(c, bytes);
     in->q.shift = carve_take(c, (size_t)n * (k_pad / ACT_BLOCK));
     in->q.scale = carve_take(c, (size_t)n * sizeof(float));
     in->q.sum = carve_take(c, (size_t)n * sizeof(int64_t));
-    in->q.offset = carve_take(c, (size_t)n * (k_pad / NIBBLE_GROUP) * sizeof(int32_t));
-    in->q.k = k;
-    in->q.k_pad = k_pad;
+    in->q.offset = carve_take(c, offsets);
+    in->q.k = in->q22.k = k;
+    in->q.k_pad = in->q22.k_pad = k_pad;
+    if (!fine) return;
+    in->q22.hi = carve_take(c, bytes);
+    in->q22.mid = carve_take(c, bytes);
+    in->q22.lo = carve_take(c, bytes);
+    in->q22.scale = carve_take(c, (size_t)n * sizeof(float));
+    in->q22.offset = carve_take(c, offsets);
 }
 
 void linear_input_set(struct linear_input *in, const float *x, size_t ldx, uint32_t n, uint32_t k)
@@ -33,29 +36,57 @@ void linear_input_set(struct linear_input *in, const float *x, size_t ldx, uint3
     in->ldx = ldx;
     in->n = n;
     in->k = k;
-    in->q.k = k;
-    in->q.k_pad = pad64(k);
-    in->quantized = false;
+    in->q.k = in->q22.k = k;
+    in->q.k_pad = in->q22.k_pad = pad64(k);
+    in->quantized = in->quantized22 = false;
+}
+
+void linear_input_skip(struct linear_input *in, uint32_t first)
+{
+    const size_t bytes = (size_t)first * in->q.k_pad;
+    in->q.q += bytes;
+    in->q.shift += bytes / ACT_BLOCK;
+    in->q.scale += first;
+    in->q.sum += first;
+    in->q.offset += bytes / NIBBLE_GROUP;
+    if (!in->q22.hi) return;
+    in->q22.hi += bytes;
+    in->q22.mid += bytes;
+    in->q22.lo += bytes;
+    in->q22.scale += first;
+    in->q22.offset += bytes / NIBBLE_GROUP;
+}
+
+void linear_input_quantize(const struct nn *nn, struct linear_input *in, const struct matrix *w,
+                           uint32_t t)
+{
+    const float *x = in->x + (size_t)t * in->ldx;
+    if (w->fine)
+        nn->k->quantize22(x, &in->q22, t);
+    else if (codec_reads_quantized(w->codec))
+        nn->k->quantize(x, &in->q, t);
 }
 
 struct prepare_ctx {
     const struct nn *nn;
     struct linear_input *in;
+    const struct matrix *w;
 };
 
 static void prepare_task(void *p, uint32_t task, uint32_t worker)
 {
     const struct prepare_ctx *c = p;
     (void)worker;
-    c->nn->k->quantize(c->in->x + (size_t)task * c->in->ldx, &c->in->q, task);
+    linear_input_quantize(c->nn, c->in, c->w, task);
 }
 
-void linear_input_prepare(const struct nn *nn, struct linear_input *in, enum codec codec)
+void linear_input_prepare(const struct nn *nn, struct linear_input *in, const struct matrix *w)
 {
-    if (!codec_reads_quantized(codec) || in->quantized) return;
-    struct prepare_ctx c = {nn, in};
+    bool *done = w->fine ? &in->quantized22 : &in->quantized;
+    if (!codec_reads_quantized(w->codec) || *done) return;
+    struct prepare_ctx c = {nn, in, w};
     pool_run(nn->pool, in->n, prepare_task, &c);
-    in->quantized = true;
+    *done = true;
 }
 
 uint32_t linear_units(const struct matrix *w)
@@ -83,6 +114,8 @@ void linear_unit(const struct nn *nn, const struct matrix *w, uint32_t unit,
     else if (codec_is_rvq(w->codec))
         k->rvq_panels(w->books, w->data, w->scale16, w->rows, unit, unit + 1, &in->q, index, n, y,
                       ldy);
+    else if (w->codec == CODEC_MXFP4 && w->fine)
+        k->mxfp4_panels22(w->data, w->table, w->rows, unit, unit + 1, &in->q22, index, n, y, ldy);
     else if (w->codec == CODEC_MXFP4)
         k->mxfp4_panels(w->data, w->table, w->rows, unit, unit + 1, &in->q, index, n, y, ldy);
     else if (codec_is_4bit(w->codec))
@@ -115,7 +148,7 @@ void linear_run(const struct nn *nn, struct linear_input *in, const struct linea
 {
     struct run_ctx c = {nn, in, jobs, {0}};
     for (uint32_t j = 0; j < count; j++) {
-        linear_input_prepare(nn, in, jobs[j].w->codec);
+        linear_input_prepare(nn, in, jobs[j].w);
         c.first[j + 1] = c.first[j] + linear_units(jobs[j].w);
     }
     pool_run(nn->pool, c.first[count], run_task, &c);

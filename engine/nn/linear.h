@@ -12,20 +12,28 @@ struct nn { /* what every part needs to compute */
     struct pool *pool;
 };
 
-/* Activations of n tokens, float rows and, made on demand once, their quantised form. */
+/* Activations of n tokens, float rows and, made on demand once, their quantised forms. */
 struct linear_input {
     const float *x;
     size_t ldx;
     uint32_t n, k;
-    bool quantized;
-    struct qbatch q; /* storage carved for at least n rows of k */
+    bool quantized, quantized22;
+    struct qbatch q;     /* storage carved for at least n rows of k */
+    struct qbatch22 q22; /* the same where `fine` */
 };
 
-void linear_input_carve(struct carve *c, uint32_t n, uint32_t k, struct linear_input *in);
-/* Points at new rows; forgets the quantised form. */
+/* fine: matrices that take 22-bit activations may read it. */
+void linear_input_carve(struct carve *c, uint32_t n, uint32_t k, bool fine,
+                        struct linear_input *in);
+/* Points at new rows; forgets the quantised forms. */
 void linear_input_set(struct linear_input *in, const float *x, size_t ldx, uint32_t n, uint32_t k);
-/* Makes the quantised form when some matrix of `codec` will read it. Parallel over tokens. */
-void linear_input_prepare(const struct nn *nn, struct linear_input *in, enum codec codec);
+/* The storage of row `first` and the following. */
+void linear_input_skip(struct linear_input *in, uint32_t first);
+/* Makes the quantised form that `w` reads, if any. Parallel over tokens. */
+void linear_input_prepare(const struct nn *nn, struct linear_input *in, const struct matrix *w);
+/* Makes row t of that form, for callers that schedule their own tasks. */
+void linear_input_quantize(const struct nn *nn, struct linear_input *in, const struct matrix *w,
+                           uint32_t t);
 
 struct linear_job {
     const struct matrix *w;

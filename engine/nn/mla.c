@@ -24,9 +24,9 @@ void mla_carve(struct carve *c, const struct mla_part *p, uint32_t n, uint32_t w
     s->cosine = carve_take(c, (size_t)n * p->rope.half * f);
     s->sine = carve_take(c, (size_t)n * p->rope.half * f);
     s->work = carve_take(c, workers * attend_floats(p->kv_lora_rank) * f);
-    linear_input_carve(c, n, p->q_lora_rank ? p->q_lora_rank : 1, &s->in);
-    linear_input_carve(c, (uint32_t)rows, widest, &s->per_head);
-    linear_input_carve(c, n, p->heads * p->v_dim, &s->out_in);
+    linear_input_carve(c, n, p->q_lora_rank ? p->q_lora_rank : 1, false, &s->in);
+    linear_input_carve(c, (uint32_t)rows, widest, false, &s->per_head);
+    linear_input_carve(c, n, p->heads * p->v_dim, false, &s->out_in);
 }
 
 struct mla_ctx {
@@ -101,7 +101,7 @@ static void run_heads(const struct mla_ctx *c, const struct matrix *w, const flo
 {
     struct linear_input *in = &c->s->per_head;
     linear_input_set(in, x, ldx, c->n * c->p->heads, k);
-    linear_input_prepare(c->nn, in, w[0].codec);
+    linear_input_prepare(c->nn, in, &w[0]);
     struct head_linear l = {c, w, in, y, ldy, linear_units(&w[0])};
     pool_run(c->nn->pool, c->p->heads * l.units, head_linear_task, &l);
 }

@@ -48,6 +48,7 @@ struct matrix {
     const void *data;            /* panels, codes or rows */
     const uint16_t *scale16;     /* rvq: bfloat16 [rows_pad] */
     const struct rvq_books *books; /* rvq; matrix_bind leaves it NULL, the caller sets it */
+    bool fine; /* mxfp4: products take 22-bit activations, not 8-bit ones; left false likewise */
 };
 void matrix_bind(struct matrix *m, enum codec c, uint32_t rows, uint32_t cols, const void *blob);
 /* Row r as float32 (embedding lookup, tests). int8: scale * w, rounded once. */

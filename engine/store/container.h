@@ -24,6 +24,7 @@ struct bank_entry { /* one MoE layer's routed experts */
     enum codec codec;
     uint32_t experts, hidden, inner;
     bool bias;                   /* records hold biases */
+    bool fine;                   /* products take 22-bit activations, not 8-bit ones */
     struct record_layout record; /* derived, never believed */
     const uint32_t *crc;         /* [experts] expected CRC32C of every record */
     struct rvq_books *books;     /* rvq: [3], of gate, up, down; read when the container opens */

@@ -164,11 +164,27 @@ static hr_status read_trunk(struct container *c, const struct json *trunk, uint3
     return HR_OK;
 }
 
+/* 22 bits are for codecs whose products have kernels for them. */
+static hr_status read_activations(const struct json *v, const char *where, struct bank_entry *k,
+                                  hr_error *err)
+{
+    uint32_t bits;
+    if (!json_get(v, "activations")) return HR_OK;
+    TRY(json_need_u32(v, "activations", 8, 22, where, &bits, err));
+    if (bits != 8 && bits != 22)
+        return fail(err, HR_ERR_FORMAT, "%s: \"activations\" is %u, it must be 8 or 22", where, bits);
+    if (k->codec != CODEC_MXFP4)
+        return fail(err, HR_ERR_FORMAT, "%s: \"activations\" is for codec mxfp4, not %s", where,
+                    codec_name(k->codec));
+    k->fine = bits == 22;
+    return HR_OK;
+}
+
 static hr_status read_bank(const struct json *v, size_t i, struct bank_entry *k, uint32_t *crc,
                            hr_error *err)
 {
     static const char *const keys[] = {"layer",  "file",         "codec",  "experts", "hidden",
-                                       "inner",  "record_bytes", "crc32c", "bias", NULL};
+                                       "inner",  "record_bytes", "crc32c", "bias",    "activations", NULL};
     char where[64], file[32];
     int64_t record_bytes;
 
@@ -188,6 +204,7 @@ static hr_status read_bank(const struct json *v, size_t i, struct bank_entry *k,
                     k->file, k->layer, file);
     TRY(json_need_int(v, "record_bytes", 1, (int64_t)file_max, where, &record_bytes, err));
     if (json_get(v, "bias")) TRY(json_need_bool(v, "bias", where, &k->bias, err));
+    TRY(read_activations(v, where, k, err));
     if (!record_layout(k->codec, k->hidden, k->inner, k->bias, &k->record) || k->record.bytes == 0)
         return fail(err, HR_ERR_FORMAT, "%s: hidden %u and inner %u make no valid record", where,
                     k->hidden, k->inner);

@@ -2,7 +2,8 @@
 
 The container holds the weights in bf16, exactly as the checkpoint does, so what differs is
 float32 arithmetic: logits within the tolerance each fixture states, greedy ids and routed experts
-exactly.
+exactly. Fixtures with MXFP4 experts run a second time with these kept as MXFP4, whose products with
+22-bit activations have to meet the same tolerance.
 """
 
 from __future__ import annotations
@@ -15,21 +16,26 @@ import pytest
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 NAMES = sorted(p.parent.name for p in FIXTURES.glob("*/oracle.json"))
+NATIVE = [name for name in NAMES if "mxfp4" in (FIXTURES / name / "config.json").read_text()]
 
 
 def test_fixtures_are_there():
     assert len(NAMES) >= 30, f"tests/fixtures holds {NAMES}"
+    assert {"gpt_oss", "kimi_k3"} < set(NATIVE)
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=NAMES + [f"{name}-mxfp4" for name in NATIVE])
 def oracle(request, fixture_models, headrace):
-    name = request.param
+    name, _, native = request.param.partition("-")
     with np.load(FIXTURES / name / "oracle.npz") as archive:
         arrays = {key: archive[key] for key in archive.files}
     stated = json.loads((FIXTURES / name / "oracle.json").read_text())
     arrays["tolerance"] = stated["stats"]["suggested_abs_tol_f32"]
-    arrays["path"] = fixture_models(name)
-    model = json.loads((arrays["path"] / "manifest.json").read_text())["model"]
+    arrays["path"] = fixture_models(name, "auto" if native else "bf16")
+    described = json.loads((arrays["path"] / "manifest.json").read_text())
+    model = described["model"]
+    kinds = {(bank["codec"], bank.get("activations", 8)) for bank in described["experts"]}
+    assert (kinds == {("mxfp4", 22)}) == bool(native)
     # A selection bias ranks experts by another number than their weight.
     arrays["biased"] = any(f.get("select_bias") for f in model["ffns"])
     offsets = arrays["offsets"]

@@ -109,6 +109,47 @@ def quantize15(x: F32) -> tuple[I64, F32]:
     return v, scale
 
 
+@dataclass
+class Quantized22:
+    """22-bit activations of n tokens: digits hi, mid, lo [n, k_pad] int8, scale [n], offset
+    [n, k_pad/32] int32."""
+
+    hi: NDArray[np.int8]
+    mid: NDArray[np.int8]
+    lo: NDArray[np.int8]
+    scale: F32
+    offset: NDArray[np.int32]
+
+    @property
+    def values(self) -> I64:
+        """v [n, k_pad]"""
+        hi, mid, lo = (a.astype(np.int64) for a in (self.hi, self.mid, self.lo))
+        return (hi << 14) + (mid << 7) + lo
+
+
+def from_values22(v: I64, scale: F32) -> Quantized22:
+    """v [n, k_pad], |v| <= 127 * 2^14 -> its digits."""
+    lo = ((v + 64) & 127) - 64
+    rest = (v - lo) >> 7
+    mid = ((rest + 64) & 127) - 64
+    hi = (rest - mid) >> 7
+    digits = (np.ascontiguousarray(a.astype(np.int8)) for a in (hi, mid, lo))
+    return Quantized22(*digits, scale, group_offsets(v))
+
+
+def quantize22(x: F32) -> Quantized22:
+    """Model of the 22-bit quantiser for x [n, k]."""
+    v = np.zeros((len(x), -(-x.shape[1] // 64) * 64), np.int64)
+    scale = np.zeros(len(x), np.float32)
+    for t, row in enumerate(x):
+        largest = np.abs(row).max(initial=np.float32(0))
+        if largest < SMALLEST_TOKEN:
+            continue
+        v[t, : len(row)] = np.rint(row * (np.float32(2080768) / largest)).astype(np.int64)
+        scale[t] = largest / np.float32(2080768)
+    return from_values22(np.clip(v, -2080768, 2080768), scale)
+
+
 def int8_product(w: I64, row_scale: F32, x: Quantized) -> F32:
     """y [n, rows] of exact integers, rounded once, times row scale, times token scale."""
     rows, k = w.shape
@@ -182,6 +223,23 @@ class Kernels:
             "hi": self.pointer(hi, "int8_t *"), "lo": self.pointer(lo, "int8_t *"),
             "scale": self.pointer(scale), "sum": self.pointer(total, "int64_t *"),
             "k": k, "k_pad": hi.shape[1]})
+
+    def batch22(self, x: Quantized22, k: int):
+        """A struct qbatch22 over the arrays of `x`, which must outlive it."""
+        return self.ffi.new("struct qbatch22 *", {
+            "hi": self.pointer(x.hi, "int8_t *"), "mid": self.pointer(x.mid, "int8_t *"),
+            "lo": self.pointer(x.lo, "int8_t *"), "scale": self.pointer(x.scale),
+            "offset": self.pointer(x.offset, "int32_t *"), "k": k, "k_pad": x.hi.shape[1]})
+
+    def quantize22(self, x: F32) -> Quantized22:
+        n, k = x.shape
+        k_pad = -(-k // 64) * 64
+        digits = (np.full((n, k_pad), 99, np.int8) for _ in range(3))
+        out = Quantized22(*digits, np.full(n, 99, np.float32), np.full((n, k_pad // 32), 99, np.int32))
+        batch = self.batch22(out, k)
+        for t in range(n):
+            self.table.quantize22(self.pointer(x[t]), batch, t)
+        return out
 
     def int8_panels(self, panels, row_scale, rows, x: Quantized, index=None, p0=0, p1=None,
                     ldy=None) -> F32:

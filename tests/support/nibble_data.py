@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from support.kernel_data import Kernels, Quantized
+from support.kernel_data import Kernels, Quantized, Quantized22
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -119,13 +119,37 @@ def product(blob: Blob, x: Quantized) -> F32:
         return exact.astype(np.float32) * power.astype(np.float32) * x.scale[:, None]
 
 
-def run(kernels: Kernels, blob: Blob, x: Quantized, index=None, p0=0, p1=None, ldy=None) -> F32:
+def fine_spread(groups: int) -> int:
+    """How far below the row's largest exponent a group still counts, with 22-bit activations."""
+    return min(25, 33 - (groups - 1).bit_length())
+
+
+def fine_product(blob: Blob, x: Quantized22) -> F32:
+    """y [n, rows] of mxfp4 with 22-bit activations. Exact sums of any size are Python integers."""
+    w = blob.table[blob.codes[: blob.rows]].astype(np.int64).reshape(blob.rows, -1, GROUP)
+    sums = np.einsum("rgk,ngk->nrg", w, x.values.reshape(len(x.hi), -1, GROUP))
+    e = blob.scales[: blob.rows].astype(np.int64)
+    top = e.max(axis=1)
+    base = np.maximum(e.min(axis=1), top - fine_spread(e.shape[1]))
+    delta = e - base[:, None]
+    total = np.where(delta < 0, 0, sums << np.maximum(delta, 0)).sum(axis=2)
+    power = np.where(top < 255, np.ldexp(np.float32(1), base - 128), np.float32(np.nan))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return total.astype(np.float32) * power.astype(np.float32) * x.scale[:, None]
+
+
+def run(kernels: Kernels, blob: Blob, x: Quantized | Quantized22, index=None, p0=0, p1=None,
+        ldy=None) -> F32:
     """y [n, ldy] of the codec's kernel; elements that it does not write stay -1."""
     panels = blob.pack()
-    n = len(x.q) if index is None else len(index)
+    n = len(x.scale) if index is None else len(index)
     y = np.full((n, ldy or blob.rows), -1, np.float32)
-    call = kernels.table.mxfp4_panels if blob.codec == "mxfp4" else kernels.table.nibble_panels
+    if isinstance(x, Quantized22):
+        call, batch = kernels.table.mxfp4_panels22, kernels.batch22(x, x.hi.shape[1])
+    else:
+        call = kernels.table.mxfp4_panels if blob.codec == "mxfp4" else kernels.table.nibble_panels
+        batch = kernels.batch(x, x.q.shape[1])
     call(kernels.pointer(panels, "uint8_t *"), kernels.pointer(blob.table, "int8_t *"), blob.rows,
-         p0, len(panels) if p1 is None else p1, kernels.batch(x, x.q.shape[1]),
+         p0, len(panels) if p1 is None else p1, batch,
          kernels.pointer(index, "uint32_t *"), n, kernels.pointer(y), y.shape[1])
     return y

@@ -138,16 +138,65 @@ def expert_matrices(path: Path):
                 yield bank["layer"], expert, part, decode(bank["codec"], blob, rows, cols)
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "kimi_k3", "kimi_k3_2"])
-def test_mxfp4_sources_are_kept_exactly(name, tmp_path, fixture_models):
-    target = tmp_path / "native"
-    assert run(FIXTURES / name, target, "--experts", "auto", "--trunk", "bf16", *IDS_ONLY) == 0
+@pytest.mark.parametrize("name", ["gpt_oss", "kimi_k3", "kimi_k3_2", "kimi_k3_eps"])
+def test_mxfp4_sources_are_kept_exactly(name, fixture_models):
+    target = fixture_models(name, "auto")
     assert {bank["codec"] for bank in manifest(target)["experts"]} == {"mxfp4"}
     count = 0
     for got, want in zip(expert_matrices(target), expert_matrices(fixture_models(name)), strict=True):
         assert got[:3] == want[:3] and np.array_equal(got[3], want[3]), got[:3]
         count += bool(want[3].any())
     assert count > 0
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "kimi_k3"])
+def test_settings_never_change_a_bit_of_native_mxfp4(name, fixture_models, headrace):
+    path = fixture_models(name, "auto")
+    ids = np.load(FIXTURES / name / "oracle.npz")["input_ids"][-37:].tolist()
+    settings = [{"isa": isa} for isa in ("reference", "avx2", "avx512", "neon", "neon-dotprod")]
+    settings += [{"threads": 3}, {"chunk": 1}, {"chunk": 7}, {"chunk": 512}]
+    settings.append({"ram": headrace.plan(path, ctx=64).floor})
+    seen = {}
+    for row in settings:
+        try:
+            with headrace.Model(path, ctx=64, **row) as model:
+                seen.setdefault(model.logits(ids).tobytes(), []).append(row)
+        except (headrace.UsageError, headrace.UnsupportedError):
+            assert row.get("isa") not in (None, "reference")  # this machine lacks the ISA
+    assert len(seen) == 1, list(seen.values())
+
+
+def logits_and_bits(path: Path, headrace) -> tuple[np.ndarray, set[int]]:
+    with headrace.Model(path, ctx=64) as model:
+        logits = model.logits(list(range(20)))
+    return logits, {bank.get("activations", 8) for bank in manifest(path)["experts"]}
+
+
+def test_activations_follow_the_source_unless_asked_for(tmp_path, fixture_models, headrace):
+    """8 bits where the weights were rounded anyway, or asked for; the weights do not change."""
+    native = fixture_models("gpt_oss", "auto")
+    made = {}
+    for name, source, options in (
+        ("fast", FIXTURES / "gpt_oss", ("--experts", "auto", "--activations", "8")),
+        ("rounded", FIXTURES / "olmoe", ("--experts", "mxfp4")),
+        ("fine", FIXTURES / "olmoe", ("--experts", "mxfp4", "--activations", "22")),
+    ):
+        made[name] = tmp_path / name
+        assert run(source, made[name], *options, "--trunk", "bf16", *IDS_ONLY) == 0
+    exact, bits = logits_and_bits(native, headrace)
+    fast, fast_bits = logits_and_bits(made["fast"], headrace)
+    assert (bits, fast_bits) == ({22}, {8})
+    assert 1e-5 < np.abs(fast - exact).max() < 0.5 * np.abs(exact).max()
+    for bank in manifest(native)["experts"]:
+        assert (native / bank["file"]).read_bytes() == (made["fast"] / bank["file"]).read_bytes()
+    rounded, rounded_bits = logits_and_bits(made["rounded"], headrace)
+    fine, fine_bits = logits_and_bits(made["fine"], headrace)
+    assert (rounded_bits, fine_bits) == ({8}, {22}) and not np.array_equal(rounded, fine)
+
+
+def test_activations_without_mxfp4_are_refused(tmp_path, capsys):
+    assert run(FIXTURES / "olmoe", tmp_path / "out", "--activations", "22", *IDS_ONLY) == 2
+    assert "experts in mxfp4, and there are none" in capsys.readouterr().err
 
 
 Raw = dict[str, tuple[str, tuple[int, ...], bytes]]

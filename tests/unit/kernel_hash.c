@@ -149,10 +149,20 @@ static void hash_nibbles(const struct kernels *t, int worst)
     struct qbatch q = { .q = allocate(n * k_pad), .shift = allocate(n * k_pad / 64),
                         .scale = buffer(n), .sum = allocate(n * 8),
                         .offset = allocate(n * k_pad / 8), .k = k, .k_pad = k_pad };
+    struct qbatch22 f = { .hi = allocate(n * k_pad), .mid = allocate(n * k_pad),
+                          .lo = allocate(n * k_pad), .scale = buffer(n),
+                          .offset = allocate(n * k_pad / 8), .k = k, .k_pad = k_pad };
     fill(w, rows * k, 0);
     fill(x, n * k, 0);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         t->quantize(x + i * k, &q, i);
+        t->quantize22(x + i * k, &f, i);
+    }
+    take(f.hi, n * k_pad);
+    take(f.mid, n * k_pad);
+    take(f.lo, n * k_pad);
+    take_floats(f.scale, n);
+    take(f.offset, n * k_pad / 8);
     for (size_t c = 0; c < sizeof codecs / sizeof *codecs; c++) {
         size_t bytes = 0;
         if (!codec_matrix_bytes(codecs[c], rows, k, &bytes))
@@ -170,9 +180,14 @@ static void hash_nibbles(const struct kernels *t, int worst)
         (codecs[c] == CODEC_MXFP4 ? t->mxfp4_panels : t->nibble_panels)(
             m.data, m.table, rows, 0, panels, &q, NULL, n, y, rows);
         take_floats(y, n * rows);
+        if (codecs[c] == CODEC_MXFP4) {
+            t->mxfp4_panels22(m.data, m.table, rows, 0, panels, &f, NULL, n, y, rows);
+            take_floats(y, n * rows);
+        }
         free(blob);
     }
-    void *const owned[] = { w, x, y, q.q, q.shift, q.scale, q.sum, q.offset };
+    void *const owned[] = { w, x, y, q.q, q.shift, q.scale, q.sum, q.offset,
+                            f.hi, f.mid, f.lo, f.scale, f.offset };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
 }

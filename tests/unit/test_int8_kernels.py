@@ -52,6 +52,31 @@ def test_quantize15_follows_the_model(tables, seed, k, flavour):
         assert np.array_equal(total, v.sum(axis=1))
 
 
+def assert_digits_equal(got: data.Quantized22, want: data.Quantized22) -> None:
+    for name in ("hi", "mid", "lo", "scale", "offset"):
+        assert np.array_equal(getattr(got, name), getattr(want, name)), name
+
+
+@MODEST
+@given(seed=SEEDS, k=st.integers(1, 300), flavour=st.sampled_from(data.FLAVOURS))
+def test_quantize22_follows_the_model(tables, seed, k, flavour):
+    x = data.floats(np.random.default_rng(seed), (2, k), flavour)
+    want = data.quantize22(x)
+    assert np.abs(want.values).max() <= 2080768
+    assert min(want.mid.min(), want.lo.min()) >= -64 and max(want.mid.max(), want.lo.max()) <= 63
+    for kernels in tables:
+        assert_digits_equal(kernels.quantize22(x), want)
+
+
+def test_quantize22_at_its_bounds(tables):
+    """Every value at the largest, where a group's sum is beyond what float32 counts exactly."""
+    x = np.array([[1.0] * 130, [-1.0] * 130, [1.0, -1.0] * 65], np.float32) * np.float32(3e38)
+    want = data.quantize22(x)
+    assert want.hi[0, :130].tolist() == [127] * 130 and not want.lo.any()
+    for kernels in tables:
+        assert_digits_equal(kernels.quantize22(x), want)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, 17, 70])
 def test_a_token_that_is_not_finite_gets_a_nan_scale(tables, bad, at):
@@ -62,6 +87,8 @@ def test_a_token_that_is_not_finite_gets_a_nan_scale(tables, bad, at):
         assert np.isnan(out.scale[0]) and not out.q.any() and out.sum[0] == 0
         assert not out.offset.any()
         hi, lo, scale, total = kernels.quantize15(x)
+        fine = kernels.quantize22(x)
+        assert np.isnan(fine.scale[0]) and not fine.values.any() and not fine.offset.any()
         assert np.isnan(scale[0]) and not hi.any() and not lo.any() and total[0] == 0
 
 

@@ -66,8 +66,8 @@ class Parts:
 
     def input(self, x: np.ndarray) -> object:
         made = self.ffi.new("struct linear_input *")
-        c = self.carve(lambda c: self.c.linear_input_carve(c, *x.shape, made))
-        self.c.linear_input_carve(c, *x.shape, made)
+        c = self.carve(lambda c: self.c.linear_input_carve(c, *x.shape, False, made))
+        self.c.linear_input_carve(c, *x.shape, False, made)
         self.c.linear_input_set(made, self.floats(x), x.shape[1], *x.shape)
         return made
 

@@ -54,7 +54,8 @@ class TrunkTensor:
 
 @dataclass(frozen=True)
 class Bank:
-    """experts-NNNN.bin: offsets of gate, up, down and of the biases (0 without) in a record."""
+    """experts-NNNN.bin: offsets of gate, up, down and of the biases (0 without) in a record; bits of
+    the activations that products with mxfp4 take."""
 
     spec: BankSpec
     file: str
@@ -65,6 +66,12 @@ class Bank:
     native: str | None = None
     """The codec of a 4-bit source that this one quantises once more."""
     native_record: int = 0
+    activations: int = 8
+
+    @property
+    def described(self) -> str:
+        """The codec, for people."""
+        return self.codec + (f", {self.activations}-bit activations" if self.activations != 8 else "")
 
     @property
     def nbytes(self) -> int:
@@ -330,12 +337,12 @@ def _lossless(pre: Preflight, codec: str, pieces: Iterable[Piece]) -> str:
 
 
 def _expert_codec(pre: Preflight, bank: BankSpec, asked: str) -> tuple[str, str | None]:
-    """(codec, the source's own 4-bit codec when this quantises it once more)."""
+    """(codec, the source's own 4-bit codec if it has one)."""
     every = [piece for expert in range(bank.experts) for piece in bank.parts(expert)]
     native = native_codec_of_all(pre.checkpoint, every)
     asked = RVQ_CODECS.get(asked, asked)
     if asked == "auto":
-        return native or "int8", None
+        return native or "int8", native
     if native is not None and asked in FOUR_BIT | {"int8", *RVQ_BITS} and asked != native:
         note = (
             f"the routed experts are {native} in the source and are quantised once more, as "
@@ -344,8 +351,7 @@ def _expert_codec(pre: Preflight, bank: BankSpec, asked: str) -> tuple[str, str 
         )
         if note not in pre.notes:
             pre.notes.append(note)
-        return asked, native
-    return _lossless(pre, asked, every), None
+    return _lossless(pre, asked, every), native
 
 
 def _is_bf16(pre: Preflight, piece: Piece) -> bool:
@@ -385,8 +391,14 @@ def make_bank(pre: Preflight, spec: BankSpec, asked: str) -> Bank:
     codec, native = _expert_codec(pre, spec, asked)
     biased = spec.biases is not None
     parts, bias, record = record_layout(codec, spec.hidden, spec.inner, biased)
+    activations = 8
+    if codec == "mxfp4":  # a native source is worth all that its products can give
+        activations = pre.options.activations or (22 if native == codec else 8)
+    if codec in ("bf16", "f32", native):
+        native = None
     kept = record_layout(native, spec.hidden, spec.inner, biased)[2] if native else 0
-    return Bank(spec, f"experts-{spec.layer:04d}.bin", codec, parts, bias, record, native, kept)
+    return Bank(spec, f"experts-{spec.layer:04d}.bin", codec, parts, bias, record, native, kept,
+                activations)
 
 
 def part_of(pre: Preflight, layer: int) -> dict[str, object]:

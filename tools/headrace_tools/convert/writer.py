@@ -387,6 +387,7 @@ def build_manifest(
                 "record_bytes": b.record_bytes,
                 "crc32c": done[b.file]["crc32c"],
                 **({"bias": True} if b.bias else {}),
+                **({"activations": b.activations} if b.activations != 8 else {}),
             }
             for b in pre.banks
         ],
