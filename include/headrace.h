@@ -186,11 +186,13 @@ HR_API hr_status hr_plan(const char *path, const hr_model_params *params,
 HR_API hr_status hr_plan_manifest(const char *manifest, size_t n, const hr_model_params *params,
                                   hr_plan_result *plan, hr_error *err);
 
-/* Reads every byte of every file and checks it. `report` (may be NULL) is called
+/* Reads every byte of every file and checks it, then whether the description makes a
+ * model (and the tokenizer is one). `report` (may be NULL) is called
  * for every fault found (fault = 1, text names file, layer, expert, offset) and
  * for progress (fault = 0, done and total in bytes); a non-zero return stops.
  * Returns HR_OK when no fault was found, HR_ERR_FORMAT when some were, HR_ERR_IO when
- * a file could not be read (the others are checked all the same). */
+ * a file could not be read (the others are checked all the same), HR_ERR_UNSUPPORTED when every
+ * byte is right and this build does not know the model. */
 typedef int32_t (*hr_verify_fn)(void *user, int32_t fault, const char *text,
                                 uint64_t done, uint64_t total);
 HR_API hr_status hr_verify(const char *path, hr_verify_fn report, void *user, hr_error *err);

@@ -111,7 +111,7 @@ hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error
 hr_status hr_verify(const char *path, hr_verify_fn report, void *user, hr_error *err)
 {
     if (!path) return fail(err, HR_ERR_USAGE, "path is NULL");
-    return container_verify(path, report, user, err);
+    return model_verify(path, report, user, err);
 }
 
 hr_status hr_tokenize(const hr_model *model, const char *text, size_t n, int32_t special,

@@ -11,10 +11,12 @@ struct carve {
     size_t used;
 };
 
+/* What no size_t can hold measures SIZE_MAX, which no allocator gives. */
 static inline void *carve_take(struct carve *c, size_t bytes)
 {
     void *p = c->base ? c->base + c->used : NULL;
-    c->used += (bytes + 63) & ~(size_t)63;
+    const size_t n = (bytes + 63) & ~(size_t)63;
+    c->used = n < bytes || n > SIZE_MAX - c->used ? SIZE_MAX : c->used + n;
     return p;
 }
 

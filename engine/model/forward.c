@@ -118,7 +118,8 @@ static hr_status run_ffn(struct forward_call *call, uint32_t i, uint32_t n, hr_e
     return HR_OK;
 }
 
-static void run_head(const struct forward_call *call, uint32_t n, uint32_t rows, float *logits)
+static hr_status run_head(const struct forward_call *call, uint32_t n, uint32_t rows, float *logits,
+                          hr_error *err)
 {
     const struct model *m = call->model;
     struct forward_scratch *s = call->scratch;
@@ -127,6 +128,11 @@ static void run_head(const struct forward_call *call, uint32_t n, uint32_t rows,
     head_run(&m->nn, &s->head, &m->head, s->x, m->arch.hidden, rows, logits, m->arch.vocab_size);
     if (m->arch.logit_scale != 1.0f)
         m->nn.k->scale(logits, m->arch.logit_scale, (size_t)rows * m->arch.vocab_size);
+    if (m->nn.k->all_finite(logits, (size_t)rows * m->arch.vocab_size)) return HR_OK;
+    return fail(err, HR_ERR_NUMERIC,
+                "%s: the logits are not finite (NaN or infinity) near position %u although every layer's "
+                "output is: final norm or head; run headrace verify, or the checkpoint itself is damaged",
+                m->c->path, call->position);
 }
 
 static hr_status run_ngram(const struct forward_call *call, uint32_t i, const int32_t *ids,
@@ -168,6 +174,5 @@ hr_status forward(struct forward_call *call, const int32_t *ids, uint32_t n, uin
         TRY(run_ffn(call, i, n, err));
         TRY(write_stream(call, i, "ffn", n, err));
     }
-    if (rows > 0) run_head(call, n, rows, logits);
-    return HR_OK;
+    return rows > 0 ? run_head(call, n, rows, logits, err) : HR_OK;
 }

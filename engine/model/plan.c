@@ -14,12 +14,16 @@
  * structures of a model and its sessions. */
 enum { CALL_SLACK = 4 << 20, SAMPLING_PER_ID = 32, MAX_CHUNK = 4096, AUTO_CHUNK = 512 };
 
+/* More than any machine has; the sums of the plan stay far from overflow. */
+#define STATE_MAX ((uint64_t)1 << 56)
+
 uint64_t plan_session_state(const struct architecture *a, uint32_t ctx)
 {
     struct carve c = {NULL, 0};
     struct state s = {0};
     state_carve(&c, a, ctx, &s);
-    return mem_cost(c.used);
+    const uint64_t cost = mem_cost(c.used);
+    return cost < STATE_MAX ? cost : STATE_MAX;
 }
 
 uint64_t plan_session_scratch(const struct architecture *a, uint32_t ctx, uint32_t chunk,

@@ -1,6 +1,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +41,7 @@ struct transfer {
     int fd;
     const char *path;
     uint64_t at;
+    const struct session *session; /* whose state it is */
 };
 
 static hr_status refused(const char *path, const char *verb, hr_error *err)
@@ -119,24 +121,48 @@ static hr_status check_tail(struct transfer *t, uint32_t crc, hr_error *err)
                 "the file is damaged", t->path, (unsigned long long)at);
 }
 
+/* Token ids are kept as floats: the only state whose values are more than numbers. */
+static hr_status check_history(const struct transfer *t, const uint8_t *bytes, size_t floats,
+                               hr_error *err)
+{
+    for (size_t i = 0; i < floats; i++) {
+        float id;
+        memcpy(&id, bytes + i * sizeof id, sizeof id);
+        if (id >= -1 && id < (float)t->session->model->arch.vocab_size && id == floorf(id)) continue;
+        return fail(err, HR_ERR_FORMAT, "%s: the token history that ends at offset %llu holds no token ids",
+                    t->path, (unsigned long long)t->at);
+    }
+    return HR_OK;
+}
+
+static bool is_history(const struct session *s, const float *data)
+{
+    for (uint32_t i = 0; i < s->model->arch.ngram.site_count; i++)
+        if (s->state.ngram[i].history == data) return true;
+    return false;
+}
+
 /* First pass of a load: reads through a small buffer and touches no state. */
 static hr_status check_piece(void *user, float *data, size_t floats, hr_error *err)
 {
+    struct transfer *t = user;
     uint8_t buffer[16384];
     uint32_t crc = 0;
-    (void)data;
     for (size_t left = floats * sizeof(float); left > 0;) {
         const size_t n = left < sizeof buffer ? left : sizeof buffer;
-        TRY(read_all(user, buffer, n, err));
+        TRY(read_all(t, buffer, n, err));
         crc = crc32c(crc, buffer, n);
         left -= n;
     }
-    return check_tail(user, crc, err);
+    if (is_history(t->session, data)) TRY(check_history(t, buffer, floats, err));
+    return check_tail(t, crc, err);
 }
 
 static hr_status read_piece(void *user, float *data, size_t floats, hr_error *err)
 {
+    const struct transfer *t = user;
     TRY(read_all(user, data, floats * sizeof(float), err));
+    if (is_history(t->session, data)) TRY(check_history(t, (const uint8_t *)data, floats, err));
     return check_tail(user, crc32c(0, data, floats * sizeof(float)), err);
 }
 
@@ -242,7 +268,7 @@ hr_status session_save(const struct session *session, const char *path, hr_error
     if (!partial) return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes", n);
     snprintf(partial, n, "%s.partial", path);
     struct transfer t = {open_again(partial, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600), partial,
-                         0};
+                         0, s};
     hr_status st = HR_OK;
     if (t.fd < 0) {
         st = refused(partial, "create", err);
@@ -283,7 +309,7 @@ static hr_status load_from(struct session *s, struct transfer *t, hr_error *err)
 
 hr_status session_load(struct session *s, const char *path, hr_error *err)
 {
-    struct transfer t = {open_again(path, O_RDONLY | O_NONBLOCK, 0), path, 0};
+    struct transfer t = {open_again(path, O_RDONLY | O_NONBLOCK, 0), path, 0, s};
     if (t.fd < 0) return refused(path, "open", err);
     const hr_status st = load_from(s, &t, err);
     close(t.fd);

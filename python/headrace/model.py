@@ -17,7 +17,7 @@ from . import _abi
 from ._params import (DEFAULT_CTX, GenerateParams, id_array, ids_pointer, model_params, parse_size,
                       path_bytes, path_list)
 from ._worker import DONE, STOP, Call, Worker
-from .errors import UsageError, check
+from .errors import ContextError, UsageError, check
 from .generation import FINISH_REASONS, Generation, Stats, Token
 from .plan import Plan, plan
 
@@ -394,6 +394,8 @@ class Model:
         """
         array = id_array(ids)
         out = np.empty((array.size, self.info.vocab_size), np.float32)
+        if not keep:
+            self._check_fresh(array)
         if array.size:
             target = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
@@ -565,7 +567,20 @@ class Model:
         params = GenerateParams(engine.lib, **settings)
         if isinstance(prompt, (str, bytes)):
             prompt = self.tokenize(prompt, special)
-        return self._run(id_array(prompt), params, keep, hand_over)
+        ids = id_array(prompt)
+        if not keep:
+            self._check_fresh(ids)
+        return self._run(ids, params, keep, hand_over)
+
+    def _check_fresh(self, ids: NDArray[np.int32]) -> None:
+        """Refuses what the engine would refuse, before the state that is there is given up."""
+        info = self.info
+        if ids.size > info.ctx:
+            raise ContextError(f"{ids.size} tokens are needed and {info.ctx} of {info.ctx} are available; "
+                               "shorten the input or open the model with a larger ctx")
+        bad = np.flatnonzero((ids < 0) | (ids >= info.vocab_size))
+        if bad.size:
+            raise UsageError(f"token {bad[0]} has id {ids[bad[0]]}; the vocabulary has {info.vocab_size}")
 
     def _run(self, ids: NDArray[np.int32], params: GenerateParams, keep: bool, hand_over: bool):
         """Generator: yields tokens (when `hand_over`), is sent False to stop, returns the
