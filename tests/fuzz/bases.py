@@ -1,4 +1,11 @@
-"""Writes a seed corpus for fuzz_tokenizer: python tests/fuzz/tokenizer_seeds.py DIRECTORY."""
+"""Writes what the fuzzers start from: small containers with every kind of part and every codec, and
+tokenizers of every style.
+
+python tests/fuzz/bases.py BUILD DIRECTORY
+
+BUILD is a meson build directory with libheadrace (rvq experts are encoded by it). The names are
+fixed: an input of a fuzzer chooses by index among them, sorted. What is there already is kept.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +16,40 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+for folder in ("tools", "python", "tests"):
+    sys.path.insert(0, str(ROOT / folder))
 
+import headrace  # noqa: E402
+from headrace_tools.convert.cli import main as convert  # noqa: E402
 from headrace_tools.convert.tokenizer import byte_alphabet, compile_tokenizer  # noqa: E402
+from support.build import shared_library  # noqa: E402
 
-TEXTS = (
-    "", " a  b\r\n'S 12 <s> ab <sx>", "e\u0301\uac00\u11a8 \u1100\u1161 x", "\t\t  \n\n",
-    "aaaaaaaa", "internationalization \u4e2d\u6587a", "   a    <s>  \n\n",
-)
+FIXTURES = ROOT / "tests" / "fixtures"
+
+#: name -> (fixture, experts, trunk)
+CONTAINERS = {
+    "attention-bf16": ("glm4_moe_air", "bf16", "bf16"),
+    "attention-f32": ("qwen3_moe_yarn", "f32", "f32"),
+    "delta-int8": ("qwen3_5_moe_eps", "int8", "int8"),
+    "delta-rvq4x64": ("kimi_linear_eps", "rvq3", "int8"),
+    "hyper-rvq3x256": ("qwen4_exp", "rvq3x256", "bf16"),
+    "mla-int4": ("deepseek_v3_eps", "int4", "nl4"),
+    "mla-rvq2x256": ("deepseek_v2_lite", "rvq2", "int8"),
+    "residual-nl4": ("kimi_k3_eps", "nl4", "nl4"),
+    "sinks-mxfp4": ("gpt_oss", "auto", "nl4"),
+}
+
+
+def containers(target: Path) -> int:
+    for name, (fixture, experts, trunk) in CONTAINERS.items():
+        path = target / name
+        if (path / "manifest.json").exists() and not (path / "conversion.log").exists():
+            continue
+        code = convert([str(FIXTURES / fixture), str(path), "--experts", experts, "--trunk", trunk,
+                        "--no-tokenizer", "--overwrite", "--quiet"])
+        if code != 0:
+            return code
+    return 0
 
 
 def small(pattern: str, nfc: bool, ignore_merges: bool) -> dict:
@@ -52,26 +85,27 @@ def ranks(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def main(target: Path) -> None:
+def tokenizers(target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    builds = []
     for number, spec in enumerate((
         small(r"\s+(?!\S)|\s+|[^\s]+", False, False),
         small(r"(?i:'s)|a{2,3}|\p{L}+", True, True),
     )):
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / "tokenizer.json").write_text(json.dumps(spec))
-            builds.append((f"small{number}", compile_tokenizer(Path(directory), 4096).data))
+            (target / f"small{number}").write_bytes(compile_tokenizer(Path(directory), 4096).data)
     with tempfile.TemporaryDirectory() as directory:
         ranks(Path(directory))
-        builds.append(("ranks", compile_tokenizer(Path(directory), 4096).data))
-    for folder in sorted((ROOT / "tests" / "fixtures" / "tokenizers").iterdir()):
-        builds.append((folder.name, compile_tokenizer(folder, 4096).data))
-    for name, data in builds:
-        for number, text in enumerate(TEXTS):
-            raw = text.encode("utf-8")
-            (target / f"{name}-{number}").write_bytes(bytes([1, len(raw)]) + raw + data)
+        (target / "ranks").write_bytes(compile_tokenizer(Path(directory), 4096).data)
+    for folder in sorted((FIXTURES / "tokenizers").iterdir()):
+        (target / folder.name).write_bytes(compile_tokenizer(folder, 4096).data)
+
+
+def main(build: Path, target: Path) -> int:
+    headrace.use_library(shared_library(build, "headrace"))
+    tokenizers(target / "tokenizers")
+    return containers(target / "containers")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
