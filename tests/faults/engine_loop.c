@@ -28,7 +28,7 @@ struct campaign {
     unsigned kind;
 };
 
-enum { SUCCEEDS = 1, MEMORY = 2, CHECKS = 4, STORM = 8, MIRROR = 16 };
+enum { SUCCEEDS = 1, MEMORY = 2, CHECKS = 4, STORM = 8, MIRROR = 16, MIRROR_POINTS = 30 };
 
 static const struct campaign campaigns[] = {
     {"one allocation fails", MEMORY_CALLS, "errno:12", 1, 0, HR_ERR_MEMORY, 0, MEMORY},
@@ -137,7 +137,9 @@ static void run_campaign(const struct campaign *c, const struct life_place *give
                  files, (unsigned long long)nth, c->times, c->period, c->action);
         life_live(place, plan, &life, &fired);
         r.fired += fired;
-        if (fired == 0) break;
+        /* Which drive reads a record is decided by how fast both are just then. */
+        if (fired == 0 && (!(c->kind & MIRROR) || nth > MIRROR_POINTS)) break;
+        if (fired == 0) continue;
         r.points++;
         judge(c, place, &life, nth, &r);
         life_live(place, NULL, &life, NULL);

@@ -23,7 +23,7 @@ READS = {"EIO once": 80, "EIO once, reads": 60, "EIO for good": 80, "device gone
          "short reads": 2, "nothing read, once": 60, "nothing read, ever": 60, "EINTR storm": 9,
          "reads overtake each other": 2, "plan, verify: EIO once": 50,
          "plan, verify: device gone": 50, "plan, verify: short reads": 2}
-MIRROR = {"mirror: EIO once": 20, "mirror: gone": 20}
+MIRROR = {"mirror: EIO once": 10, "mirror: gone": 2}
 SESSIONS = {"save: EIO once": 10, "save: EIO for good": 10, "save: disk full": 10,
             "save: short writes": 2, "save: EINTR storm": 2, "save: kill": 10,
             "save: torn write, then kill": 5, "save: power cut": 10, "load: EIO once": 15,
