@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/out_file.h"
 
 enum { OWN_OPTIONS = 5, AT_ONCE = 512, LAYERS_MOST = 1024 };
 
@@ -140,13 +141,14 @@ static int trace_ids(hr_model *model, const struct trace_options *o, const int32
 {
     const bool json = o->model.json, standard = strcmp(o->out, "-") == 0;
     struct recorder r = {.info = {.size = sizeof r.info}};
-    FILE *file = standard ? stdout : fopen(o->out, "w");
-    if (file == NULL) return report_failure(HR_ERR_IO, json, "%s: %s", o->out, strerror(errno));
-    int code = record_to(file, model, o, ids, n, &r);
+    struct out_file file;
+    if (!out_file_open(&file, o->out))
+        return report_failure(HR_ERR_IO, json, "%s: %s", o->out, strerror(errno));
+    int code = record_to(file.file, model, o, ids, n, &r);
     if (standard) return code;
-    const bool lost = ferror(file) != 0;
-    if ((fclose(file) != 0 || lost) && code == EXIT_OK)
-        code = report_failure(HR_ERR_IO, json, "%s: not everything could be written", o->out);
+    if (!out_file_close(&file, code == EXIT_OK) && code == EXIT_OK)
+        code = report_failure(HR_ERR_IO, json, "%s: not everything could be written: %s", o->out,
+                              errno ? strerror(errno) : "no reason given");
     if (code == EXIT_OK && json) {
         struct json_out j;
         json_out_init(&j, stdout);

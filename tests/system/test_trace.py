@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import resource
 import subprocess
 from pathlib import Path
 
 import pytest
+from support.injection import preload
 
 TEXT = "The captain stood upon the deck and looked at the sea, and said nothing at all."
 
@@ -89,3 +93,30 @@ def test_summary(headrace_bin, model_dir, tmp_path) -> None:
 def test_faults(headrace_bin, model_dir, args: list[str], code: int, text: str) -> None:
     done = trace(headrace_bin, model_dir, *args, stdin=TEXT.encode())
     assert done.returncode == code and text in done.stderr.decode()
+
+
+def test_a_trace_is_whole_or_not_there(recorded, headrace_bin, build_dir, model_dir, tmp_path) -> None:
+    """A file of lines that was cut would pass for a shorter one: the old one stays until the new is whole."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("old\n")
+    command = [str(headrace_bin), "trace", str(model_dir), "-f", "-", "-o", str(path)]
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+
+    # Python ignores SIGXFSZ, and so does what it starts with its signals as they are.
+    done = subprocess.run(command, input=TEXT.encode(), capture_output=True, preexec_fn=small_files,
+                          restore_signals=False)
+    assert done.returncode == 5 and os.strerror(errno.EFBIG) in done.stderr.decode(), done.stderr
+    assert path.read_text() == "old\n" and list(tmp_path.iterdir()) == [path]
+    env = preload(build_dir)
+    for fault, code in (("fsync", 5), ("rename", 5), ("kill", -9)) if env else ():
+        calls, action = ("rename", fault) if fault == "kill" else (fault, "errno:5")
+        env["HEADRACE_TEST_FAULT"] = f"calls={calls} path={tmp_path} action={action}"
+        done = subprocess.run(command, input=TEXT.encode(), capture_output=True, env=env)
+        assert done.returncode == code, done.stderr
+        assert path.read_text() == "old\n"
+        assert fault == "kill" or list(tmp_path.iterdir()) == [path]
+    done = trace(headrace_bin, model_dir, "-f", "-", "-o", path, stdin=TEXT.encode())
+    assert done.returncode == 0 and path.read_bytes() == recorded.read_bytes()
+    assert list(tmp_path.iterdir()) == [path]
