@@ -17,8 +17,8 @@
  *     one thread at a time. hr_cancel may be called from any thread (and from a
  *     signal handler) at any moment. There is no global state.
  *   - Determinism: for one container and one sequence of token ids the logits are
- *     the same bits for every isa, thread count, ram, chunk, direct and verify
- *     setting. See docs/determinism.md.
+ *     the same bits for every isa, thread count, ram, chunk, direct, verify and
+ *     read_ahead setting. See docs/determinism.md.
  */
 #ifndef HEADRACE_H
 #define HEADRACE_H
@@ -108,7 +108,10 @@ typedef struct hr_model_params {
      * that fails, from another that has it. Only read while opening; at most 7. */
     const char *const *drives;
     uint32_t drive_count;
-    uint32_t reserved2;
+    /* While a layer computes, read experts that the next layer may want: its router is asked with this
+     * layer's input. -1 (default): the six best for a token, as long as that saves time; 0: none; n: the n
+     * best. Only in decode. */
+    int32_t read_ahead;
 } hr_model_params;
 
 HR_API void hr_model_params_init(hr_model_params *params);
@@ -279,6 +282,10 @@ typedef struct hr_stats {
     double seconds_compute, seconds_other; /* with waiting: all of prefill and decode; other: the
                                               cache's own work, entering and leaving a call */
     uint64_t read_fallbacks;        /* records read from another drive after one had failed */
+    /* Experts read ahead: begun; asked for later (they count as misses); read in vain; taken back before
+     * they began; bytes of those read, which are part of bytes_read. */
+    uint64_t read_ahead_issued, read_ahead_used, read_ahead_wasted, read_ahead_cancelled;
+    uint64_t read_ahead_bytes;
 } hr_stats;
 
 typedef struct hr_token {

@@ -18,6 +18,7 @@ void hr_model_params_init(hr_model_params *params)
     memset(params, 0, sizeof *params);
     params->size = sizeof *params;
     params->direct = 1;
+    params->read_ahead = -1;
     snprintf(params->isa, sizeof params->isa, "auto");
 }
 

@@ -89,7 +89,7 @@ static bool parse_choice(const char *text, const char *choices, int32_t *out)
 
 static bool store(const struct cli_option *o, const char *text, char message[256])
 {
-    uint64_t number;
+    uint64_t number = 0;
     const char *want;
     bool ok = true;
     switch (o->kind) {
@@ -127,6 +127,15 @@ static bool store(const struct cli_option *o, const char *text, char message[256
         want = o->choices;
         ok = parse_choice(text, o->choices, o->value);
         break;
+    case OPTION_AHEAD: {
+        int32_t *ahead = o->value;
+        want = "auto, off or a number from 1 to 64";
+        *ahead = strcmp(text, "off") == 0 ? 0 : -1;
+        if (*ahead == 0 || strcmp(text, "auto") == 0) break;
+        ok = parse_u64(text, 64, &number);
+        *ahead = (int32_t)number;
+        break;
+    }
     default:
         return false;
     }

@@ -14,7 +14,8 @@ enum option_kind {
     OPTION_U64,    /* uint64_t */
     OPTION_SIZE,   /* uint64_t bytes: 4096, 512MiB, 1.5GiB */
     OPTION_REAL,   /* float */
-    OPTION_CHOICE  /* int32_t: index into `choices` */
+    OPTION_CHOICE, /* int32_t: index into `choices` */
+    OPTION_AHEAD   /* int32_t: "auto" is -1, "off" is 0, or a number */
 };
 
 enum { TEXT_LIST_MAX = 16 };

@@ -27,7 +27,7 @@ struct model_options {
     bool no_direct, json;
     struct text_list drives;
 };
-enum { MODEL_OPTION_COUNT = 11 };
+enum { MODEL_OPTION_COUNT = 12 };
 void model_options_init(struct model_options *o);
 /* Writes MODEL_OPTION_COUNT descriptions that point into *o. */
 void model_options_describe(struct model_options *o, struct cli_option *out);

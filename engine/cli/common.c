@@ -208,6 +208,7 @@ void model_options_describe(struct model_options *o, struct cli_option *out)
         {"--cache", OPTION_CHOICE, &p->cache_policy, CACHE_NAMES, NULL},
         {"--verify", OPTION_CHOICE, &p->verify, VERIFY_NAMES, NULL},
         {"--drive", OPTION_LIST, &o->drives, NULL, NULL},
+        {"--read-ahead", OPTION_AHEAD, &p->read_ahead, NULL, NULL},
         {"--no-direct", OPTION_FLAG, &o->no_direct, NULL, NULL},
         {"--json", OPTION_FLAG, &o->json, NULL, NULL},
     };

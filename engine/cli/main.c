@@ -56,6 +56,7 @@ static const char HELP[] =
     "  --cache auto|lru|lfu\n"
     "  --verify first|always|off    when expert records are checksummed\n"
     "  --no-direct      read through the page cache\n"
+    "  --read-ahead auto|off|N      experts of the next layer read before they are known (ranks of a token)\n"
     "  --drive DIR      a directory on another drive with copies of experts-*.bin, or with some\n"
     "                   that MODEL lacks; up to 7 times\n"
     "\n"

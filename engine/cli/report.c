@@ -35,6 +35,11 @@ void print_stats(const hr_stats *s)
             (unsigned long long)s->hits, (unsigned long long)requests,
             requests > 0 ? 100.0 * (double)s->hits / (double)requests : 0.0,
             format_bytes(s->bytes_read, a), s->seconds_waiting);
+    if (s->read_ahead_issued > 0)
+        fprintf(stderr, "ahead    %llu experts read before they were known: %llu used, %llu in vain (%s in all), %llu taken back\n",
+                (unsigned long long)s->read_ahead_issued, (unsigned long long)s->read_ahead_used,
+                (unsigned long long)s->read_ahead_wasted, format_bytes(s->read_ahead_bytes, a),
+                (unsigned long long)s->read_ahead_cancelled);
     fprintf(stderr, "memory   %s used, %s at most, limit %s\n", format_bytes(s->memory_used, a),
             format_bytes(s->memory_peak, b), format_bytes(s->memory_limit, c));
 }
@@ -66,6 +71,11 @@ void out_stats(struct json_out *j, const hr_stats *s)
     out_f64(j, "seconds_compute", s->seconds_compute);
     out_f64(j, "seconds_other", s->seconds_other);
     out_u64(j, "read_fallbacks", s->read_fallbacks);
+    out_u64(j, "read_ahead_issued", s->read_ahead_issued);
+    out_u64(j, "read_ahead_used", s->read_ahead_used);
+    out_u64(j, "read_ahead_wasted", s->read_ahead_wasted);
+    out_u64(j, "read_ahead_cancelled", s->read_ahead_cancelled);
+    out_u64(j, "read_ahead_bytes", s->read_ahead_bytes);
     out_close(j, '}');
 }
 

@@ -60,6 +60,11 @@ static void update_stats(struct run *r)
     now.seconds_compute -= b->seconds_compute;
     now.seconds_other -= b->seconds_other;
     now.read_fallbacks -= b->read_fallbacks;
+    now.read_ahead_issued -= b->read_ahead_issued;
+    now.read_ahead_used -= b->read_ahead_used;
+    now.read_ahead_wasted -= b->read_ahead_wasted;
+    now.read_ahead_cancelled -= b->read_ahead_cancelled;
+    now.read_ahead_bytes -= b->read_ahead_bytes;
     r->result.stats = now;
 }
 

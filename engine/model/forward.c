@@ -86,6 +86,21 @@ static void keep_routes(const struct forward_call *call, const struct moe_scratc
     }
 }
 
+/* The MoE layer behind layer i; false when there is none. */
+static bool guess_layer(struct forward_call *call, uint32_t i, struct moe_guess *g)
+{
+    struct model *m = call->model;
+    struct guess_scratch *s = &call->scratch->guess;
+    uint32_t next = i + 1;
+    while (next < m->arch.layers && layer_ffn(&m->arch, next)->kind != FFN_MOE) next++;
+    if (next == m->arch.layers) return false;
+    *g = (struct moe_guess){.part = &layer_ffn(&m->arch, next)->moe, .weights = &m->layers[next].moe,
+                            .bank_index = m->layers[next].bank, .width = call->ahead,
+                            .router = &s->router, .ids = s->ids, .mixing = s->weights};
+    call->guesses++;
+    return true;
+}
+
 static hr_status run_ffn(struct forward_call *call, uint32_t i, uint32_t n, hr_error *err)
 {
     struct model *m = call->model;
@@ -107,6 +122,8 @@ static hr_status run_ffn(struct forward_call *call, uint32_t i, uint32_t n, hr_e
     struct moe_call mc = {.nn = &m->nn, .cache = m->cache, .bank = &m->c->banks[w->bank],
                           .bank_index = w->bank, .lane = call->lane, .part = &part->moe,
                           .weights = &w->moe, .scratch = &moe, .hidden = hidden, .cancel = call->cancel};
+    struct moe_guess guess;
+    if (call->ahead > 0 && guess_layer(call, i, &guess)) mc.guess = &guess;
     const hr_status st = moe_forward(&mc, &s->in, s->y, hidden, err);
     call->waited += mc.waited;
     call->stored += mc.stored;

@@ -19,6 +19,8 @@ struct forward_call {
     size_t route_stride;       /* values per MoE layer */
     hr_moe_fn tap;             /* or NULL */
     void *tap_user;
+    uint32_t ahead;            /* ranks of the next MoE layer to read ahead; 0 = none */
+    uint32_t guesses;          /* layers for which that was done, added to */
     double waited, stored;     /* as in moe_call */
 };
 

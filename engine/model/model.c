@@ -264,6 +264,11 @@ void model_stats(struct model *m, hr_stats *out)
     out->evictions = c.evictions;
     out->transient_reads = c.transient_reads;
     out->read_fallbacks = c.fallbacks;
+    out->read_ahead_issued = c.ahead_issued;
+    out->read_ahead_used = c.ahead_used;
+    out->read_ahead_wasted = c.ahead_wasted;
+    out->read_ahead_cancelled = c.ahead_cancelled;
+    out->read_ahead_bytes = c.ahead_bytes;
     out->leases = c.leases;
     out->cache_slots = c.slots;
     out->cache_used = c.used;

@@ -7,7 +7,7 @@
 
 /* Experts computed in one go: enough to fill the threads, few enough that their records are
  * released while later reads need the room. */
-enum { WAVE = 32 };
+enum { WAVE = 32, MAX_GUESS_RANKS = 64 };
 
 void moe_carve(struct carve *c, const struct moe_part *p, uint32_t hidden, bool fine, uint32_t n,
                struct moe_scratch *s)
@@ -224,6 +224,21 @@ static void leave_latent(struct moe_call *call, struct combine_ctx *c, uint32_t 
     linear_run(call->nn, &s->mixed_in, &up, 1);
 }
 
+/* Has experts read that the next MoE layer's router likes, given what this layer reads: the state
+ * changes little from one layer to the next. */
+static void guess_next(struct moe_call *call, struct linear_input *in)
+{
+    const struct moe_guess *g = call->guess;
+    uint32_t experts[GUESS_TOKENS * MAX_GUESS_RANKS], count = 0;
+    router_forward(call->nn, g->part, g->weights, in, g->router, g->ids, g->mixing);
+    for (uint32_t rank = 0; rank < g->width && rank < g->part->top_k; rank++)
+        for (uint32_t t = 0; t < in->n; t++)
+            experts[count++] = (uint32_t)g->ids[t * g->part->top_k + rank];
+    const double start = clock_seconds();
+    cache_read_ahead(call->cache, call->lane, g->bank_index, experts, count);
+    call->stored += clock_seconds() - start;
+}
+
 hr_status moe_forward(struct moe_call *call, struct linear_input *in, float *y, size_t ldy,
                       hr_error *err)
 {
@@ -236,6 +251,7 @@ hr_status moe_forward(struct moe_call *call, struct linear_input *in, float *y, 
     const double start = clock_seconds();
     cache_begin(call->cache, call->lane, call->bank_index, s->wanted, wanted, &uses);
     call->stored += clock_seconds() - start;
+    if (call->guess && in->n <= GUESS_TOKENS) guess_next(call, in);
     if (p->shared_gate) {
         const struct linear_job gate = {&call->weights->shared_gate, s->shared_gate, 1};
         linear_run(call->nn, in, &gate, 1);

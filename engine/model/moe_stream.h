@@ -31,6 +31,17 @@ struct moe_scratch {
 void moe_carve(struct carve *c, const struct moe_part *p, uint32_t hidden, bool fine, uint32_t n,
                struct moe_scratch *s);
 
+/* The next MoE layer's experts are guessed for chunks of so many tokens at most. */
+enum { GUESS_TOKENS = 2 };
+struct moe_guess {
+    const struct moe_part *part;
+    const struct moe_weights *weights;
+    uint32_t bank_index, width; /* width: the best ranks of each token */
+    struct router_scratch *router;
+    int32_t *ids;          /* [GUESS_TOKENS][top_k] */
+    float *mixing;         /* the same; not used */
+};
+
 struct moe_call {
     const struct nn *nn;
     struct expert_cache *cache;
@@ -39,6 +50,7 @@ struct moe_call {
     const struct moe_part *part;
     const struct moe_weights *weights;
     struct moe_scratch *scratch;
+    const struct moe_guess *guess; /* or NULL */
     uint32_t hidden;
     const _Atomic int *cancel; /* looked at after each read when not NULL */
     double waited; /* seconds blocked on reads, added to */

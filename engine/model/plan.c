@@ -4,6 +4,7 @@
 
 #include "base/cpu.h"
 #include "base/pool.h"
+#include "model/read_ahead.h"
 #include "model/scratch.h"
 #include "model/state.h"
 #include "model/weights.h"
@@ -12,7 +13,7 @@
 
 /* Room for what calls allocate and free again (encoding a prompt, sampling) and for the fixed
  * structures of a model and its sessions. */
-enum { CALL_SLACK = 4 << 20, SAMPLING_PER_ID = 32, MAX_CHUNK = 4096, AUTO_CHUNK = 512 };
+enum { CALL_SLACK = 4 << 20, SAMPLING_PER_ID = 32, MAX_CHUNK = 4096, AUTO_CHUNK = 512, MAX_READ_AHEAD = 64 };
 
 /* More than any machine has; the sums of the plan stay far from overflow. */
 #define STATE_MAX ((uint64_t)1 << 56)
@@ -75,7 +76,8 @@ static uint32_t slots_within(const struct container *c, struct cache_options o, 
  * measure it, creation finds out how many of them are used: small records need more reads in flight. */
 enum { FEW_READS = 4, MANY_READS = 8, LARGE_RECORD = 4 << 20, WORTH_MEASURING = 256 << 20 };
 
-static void choose_reads(const struct container *c, const hr_model_params *params, struct plan *p)
+static void choose_reads(const struct container *c, const struct architecture *a,
+                         const hr_model_params *params, struct plan *p)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < c->bank_count; i++)
@@ -85,6 +87,35 @@ static void choose_reads(const struct container *c, const hr_model_params *param
     const bool many = p->cache_options.calibrate && p->record_bytes < LARGE_RECORD;
     p->io_threads = params->io_threads ? params->io_threads : many ? MANY_READS : FEW_READS;
     p->cache_options.io_threads = p->io_threads;
+    p->read_ahead_adaptive = params->read_ahead < 0 && bytes >= WORTH_MEASURING;
+    const uint32_t ranks = params->read_ahead > 0        ? (uint32_t)params->read_ahead
+                           : p->read_ahead_adaptive ? AHEAD_RANKS
+                                                         : 0;
+    p->read_ahead = ranks < a->max_top_k ? ranks : a->max_top_k;
+    if (!p->read_ahead_adaptive) p->cache_options.ahead = 2 * p->read_ahead;
+}
+
+/* Reading ahead by itself takes its buffers from the cache, but not from a small one, and not where the
+ * cache holds everything. Recomputes what the buffers change. */
+static void afford_read_ahead(const struct container *c, struct plan *p)
+{
+    struct cache_options o = p->cache_options;
+    if (!p->read_ahead_adaptive) return;
+    o.ahead = 2 * p->read_ahead;
+    o.slots = 0;
+    const uint64_t io = expert_cache_cost(c, &o), room = p->io + p->cache;
+    const uint32_t slots = room > io ? slots_within(c, o, room, p->total_experts) : 0;
+    if (p->slots == p->total_experts || slots < 8 * o.ahead * o.lanes) {
+        p->read_ahead = 0;
+        p->read_ahead_adaptive = false;
+        return;
+    }
+    p->total -= room;
+    p->slots = o.slots = slots;
+    p->io = io;
+    p->cache = expert_cache_cost(c, &o) - io;
+    p->total += p->io + p->cache;
+    p->cache_options = o;
 }
 
 hr_status plan_make(const struct container *c, const struct architecture *a,
@@ -96,6 +127,9 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
     TRY(in_range("io_threads", params->io_threads, 64, err));
     TRY(in_range("max_sessions", params->max_sessions, 64, err));
     TRY(in_range("chunk", params->chunk, MAX_CHUNK, err));
+    if (params->read_ahead < -1 || params->read_ahead > MAX_READ_AHEAD)
+        return fail(err, HR_ERR_USAGE, "read_ahead is %d; -1 to %d are allowed", params->read_ahead,
+                    MAX_READ_AHEAD);
     p->ctx = params->ctx ? params->ctx : a->max_position < 4096 ? a->max_position : 4096;
     if (p->ctx > a->max_position)
         return fail(err, HR_ERR_USAGE, "ctx is %u; this model knows positions up to %u", p->ctx,
@@ -115,7 +149,7 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
                                 .policy = params->cache_policy, .verify = params->verify,
                                 .direct = params->direct != 0,
                                 .shuffle_seed = params->shuffle_reads};
-    choose_reads(c, params, p);
+    choose_reads(c, a, params, p);
     o->transient = cache_transient_buffers(a->max_top_k, p->io_threads);
     p->trunk = mem_cost(c->trunk_bytes);
     p->overhead = overhead_bytes(c, a, p->threads);
@@ -141,8 +175,10 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
     p->total = used + p->cache;
 
     struct cache_options whole = *o;
+    const uint64_t rest = fixed - p->io;
+    afford_read_ahead(c, p);
     whole.slots = p->total_experts;
-    p->recommended = fixed - p->io + expert_cache_cost(c, &whole) +
+    p->recommended = rest + expert_cache_cost(c, &whole) +
                      p->sessions * plan_session_scratch(a, p->ctx, params->chunk ? params->chunk : most,
                                                         p->threads);
     const uint64_t safe = memory_default_budget(memory);

@@ -13,6 +13,8 @@ struct plan {
     uint64_t working_set_records, record_bytes; /* record_bytes: one slot */
     uint64_t trunk, state, scratch, io, overhead, cache; /* bytes; cache = slots, io = the rest of it */
     uint64_t ram, floor, total, recommended, available;
+    uint32_t read_ahead;     /* ranks of a token to guess; 0 = none */
+    bool read_ahead_adaptive;
     struct cache_options cache_options;
 };
 

@@ -11,12 +11,20 @@
 #include "nn/mla.h"
 #include "nn/residual.h"
 
+/* For asking the next MoE layer's router, in decode. */
+struct guess_scratch {
+    struct router_scratch router;
+    int32_t *ids;
+    float *weights;
+};
+
 struct forward_scratch {
     struct residual_scratch residual;
     float *x;                /* [n][hidden] input of a part */
     float *y;                /* [n][hidden] output of a part */
     struct linear_input in;  /* x, quantised when needed */
     struct head_scratch head;
+    struct guess_scratch guess;
     void *part;              /* the part at work: mixer, ffn or n-gram rows, carved anew each time */
     size_t part_bytes;
 };

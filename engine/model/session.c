@@ -61,6 +61,7 @@ hr_status session_create(struct model *m, struct session **out, hr_error *err)
         s->model = m;
         s->lane = lane;
         s->pending = -1;
+        read_ahead_init(&s->ahead, m->plan.read_ahead, m->plan.read_ahead_adaptive);
         st = allocate(s, err);
         if (st == HR_OK) {
             *out = s;
@@ -157,6 +158,13 @@ struct spent {
     double compute, waiting;
 };
 
+static void learn_ahead(struct session *s, double seconds, uint32_t guesses)
+{
+    uint64_t used, wasted;
+    cache_ahead_counts(s->model->cache, s->lane, &used, &wasted);
+    read_ahead_learn(&s->ahead, seconds, guesses, used, wasted);
+}
+
 /* Adds to *spent the seconds of arithmetic and those blocked on reads. */
 static hr_status eval_chunks(struct session *s, const int32_t *ids, uint32_t n, int32_t which,
                              float *logits, struct spent *spent, hr_error *err)
@@ -178,9 +186,14 @@ static hr_status eval_chunks(struct session *s, const int32_t *ids, uint32_t n, 
             call.route_ids = s->route_ids + at * width;
             call.route_weights = s->route_weights + at * width;
         }
+        const bool guess = step <= GUESS_TOKENS && !expert_cache_whole(m->cache);
+        call.ahead = guess ? read_ahead_width(&s->ahead) : 0;
+        call.guesses = 0;
         const double start = clock_seconds();
         const hr_status st = forward(&call, ids + at, step, rows, to, err);
-        spent->compute += clock_seconds() - start - call.stored;
+        const double took = clock_seconds() - start;
+        spent->compute += took - call.stored;
+        if (guess && step == 1) learn_ahead(s, took, call.guesses);
         spent->waiting += call.waited;
         call.waited = call.stored = 0;
         if (st != HR_OK) return st;

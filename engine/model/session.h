@@ -6,6 +6,7 @@
 
 #include "model/forward.h"
 #include "model/model.h"
+#include "model/read_ahead.h"
 
 struct session {
     struct model *model;
@@ -21,6 +22,7 @@ struct session {
     _Atomic int cancel;
     hr_moe_fn tap;      /* called after each MoE layer, or NULL */
     void *tap_user;
+    struct read_ahead ahead;
     bool record;        /* keep routes */
     uint32_t route_tokens;
     int32_t *route_ids; /* [moe_layers][route_tokens][max_top_k] */

@@ -69,7 +69,7 @@ class hr_model_params(c.Structure):
         ("reserved", _u32),
         ("drives", c.POINTER(c.c_char_p)),
         ("drive_count", _u32),
-        ("reserved2", _u32),
+        ("read_ahead", _i32),
     ]
 
 
@@ -176,6 +176,11 @@ class hr_stats(c.Structure):
         ("seconds_compute", c.c_double),
         ("seconds_other", c.c_double),
         ("read_fallbacks", _u64),
+        ("read_ahead_issued", _u64),
+        ("read_ahead_used", _u64),
+        ("read_ahead_wasted", _u64),
+        ("read_ahead_cancelled", _u64),
+        ("read_ahead_bytes", _u64),
     ]
 
 

@@ -68,6 +68,9 @@ def path_bytes(path: str | os.PathLike[str]) -> bytes:
     return os.fsencode(text)
 
 
+READ_AHEAD = {"auto": -1, "off": 0}
+
+
 def path_list(paths: Iterable[str | os.PathLike[str]], name: str) -> tuple[bytes, ...]:
     """Each path as C takes it; raises TypeError for a single one."""
     if isinstance(paths, (str, bytes, os.PathLike)):
@@ -80,7 +83,8 @@ def model_params(lib: ctypes.CDLL, *, ram: int | str | None = None, threads: int
                  cache_policy: str = "auto", direct: bool = True, verify: str = "first",
                  io_threads: int = 0, max_sessions: int = 1,
                  shuffle_reads: int = 0,
-                 drives: Iterable[str | os.PathLike[str]] = ()) -> _abi.hr_model_params:
+                 drives: Iterable[str | os.PathLike[str]] = (),
+                 read_ahead: int | str = "auto") -> _abi.hr_model_params:
     """``hr_model_params`` with everything set; the meaning of each stands at ``Model``."""
     params = _abi.hr_model_params()
     lib.hr_model_params_init(ctypes.byref(params))
@@ -101,6 +105,8 @@ def model_params(lib: ctypes.CDLL, *, ram: int | str | None = None, threads: int
         raise UsageError(f"isa={isa!r} is not known")
     params.isa = name
     params.shuffle_reads = whole(shuffle_reads, "shuffle_reads", 0, most)
+    params.read_ahead = (READ_AHEAD[read_ahead] if read_ahead in READ_AHEAD
+                         else whole(read_ahead, "read_ahead", 0, 64))
     paths = path_list(drives, "drives")
     # ctypes keeps the array alive with the struct that points to it.
     params.drives = (ctypes.c_char_p * len(paths))(*paths)

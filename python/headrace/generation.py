@@ -48,6 +48,11 @@ class Stats:
     seconds_compute: float
     seconds_other: float
     read_fallbacks: int
+    read_ahead_issued: int
+    read_ahead_used: int
+    read_ahead_wasted: int
+    read_ahead_cancelled: int
+    read_ahead_bytes: int
 
     @property
     def hit_rate(self) -> float:

@@ -206,6 +206,8 @@ class Model:
         io_threads: reads in flight on each drive; 0 = measured while opening, or 4.
         max_sessions: sessions that `ram` must hold. A Model uses one.
         shuffle_reads: testing aid; a seed that shuffles the order in which reads arrive.
+        read_ahead: experts of the next layer that are read before they are known: "auto" (as long as it
+            saves time), "off", or how many of the best ranks for a token.
         drives: directories on other drives with copies of bank files, or with some that `path` lacks.
 
     Raises:
@@ -223,13 +225,15 @@ class Model:
                  threads: int = 0, ctx: int = DEFAULT_CTX, isa: str = "auto", chunk: int = 0,
                  cache_policy: str = "auto", direct: bool = True, verify: str = "first",
                  io_threads: int = 0, max_sessions: int = 1, shuffle_reads: int = 0,
-                 drives: Iterable[str | os.PathLike[str]] = ()) -> None:
+                 drives: Iterable[str | os.PathLike[str]] = (),
+                 read_ahead: int | str = "auto") -> None:
         lib = _abi.library()
         self.path = path
         self._settings: dict[str, Any] = dict(
             ram=ram, threads=threads, ctx=ctx, isa=isa, chunk=chunk, cache_policy=cache_policy,
             direct=direct, verify=verify, io_threads=io_threads, max_sessions=max_sessions,
-            shuffle_reads=shuffle_reads, drives=path_list(drives, "drives"))
+            shuffle_reads=shuffle_reads, drives=path_list(drives, "drives"),
+            read_ahead=read_ahead)
         params = model_params(lib, **self._settings)
         where = path_bytes(path)
         self._engine = _Engine(lib)

@@ -19,6 +19,7 @@ AXES = {
     "direct": [True, False],
     "shuffle_reads": [0, 1, 12345],
     "cache_policy": ["auto", "lru", "lfu"],
+    "read_ahead": ["off", "auto", 2, 64],
     "verify": ["first", "always", "off"],
 }
 
@@ -56,7 +57,8 @@ def budgets(headrace, path: Path, **settings) -> dict[str, int]:
 def digest(headrace, path: Path, ids: list[int], row: dict) -> str:
     settings = dict(row)
     level = settings.pop("ram")
-    sizes = budgets(headrace, path, chunk=settings["chunk"], threads=settings["threads"])
+    sizes = budgets(headrace, path, chunk=settings["chunk"], threads=settings["threads"],
+                    read_ahead=settings.get("read_ahead", "auto"))
     with headrace.Model(path, ctx=256, ram=sizes[level], **settings) as model:
         assert model.info.isa.startswith(settings["isa"])  # "neon" may become "neon-dotprod"
         logits = model.logits(ids)

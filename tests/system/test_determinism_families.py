@@ -27,11 +27,14 @@ def test_same_bits(name, codec, tmp_path, headrace):
     ids = np.random.default_rng(7).integers(0, vocab, TOKENS).tolist()
     isas = available_isas(headrace, path)
     best = isas[-1]
-    plain = {"direct": False, "shuffle_reads": 0, "cache_policy": "auto", "verify": "first"}
-    other = {"direct": True, "shuffle_reads": 12345, "cache_policy": "lfu", "verify": "always"}
+    plain = {"direct": False, "shuffle_reads": 0, "cache_policy": "auto", "verify": "first",
+             "read_ahead": "off"}
+    other = {"direct": True, "shuffle_reads": 12345, "cache_policy": "lfu", "verify": "always",
+             "read_ahead": 4}
     rows = [{"isa": isa, "threads": 2, "chunk": 64, "ram": "all", **plain} for isa in isas]
     rows += [
-        {"isa": "reference", "threads": 1, "chunk": 1, "ram": "floor", **plain},
+        {"isa": "reference", "threads": 1, "chunk": 1, "ram": "floor", **plain,
+         "read_ahead": 4},
         {"isa": best, "threads": 3, "chunk": 7, "ram": "floor", **plain},
         {"isa": best, "threads": 1, "chunk": 44, "ram": "quarter", **other},
     ]
