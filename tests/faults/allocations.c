@@ -101,9 +101,11 @@ int munmap(void *at, size_t n)
     return done;
 }
 
+/* Cutting a piece out of a mapping takes memory, giving it back does not. */
 int mprotect(void *at, size_t n, int protection)
 {
-    return refused(CALL_MPROTECT, ENOMEM) ? -1 : (int)syscall(SYS_mprotect, at, n, protection);
+    if (protection == PROT_NONE && refused(CALL_MPROTECT, ENOMEM)) return -1;
+    return (int)syscall(SYS_mprotect, at, n, protection);
 }
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *arg)

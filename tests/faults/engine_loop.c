@@ -24,11 +24,11 @@ struct campaign {
     hr_status status;  /* that a failure must have */
     int code;          /* whose text its detail must hold */
     /* SUCCEEDS: no call may fail; MEMORY: allocations, not files; CHECKS: plan and verify only;
-     * STORM: the first points strike every call already; MIRROR: files of the second drive. */
+     * QUANTISE: no model; STORM: the first points strike every call already; MIRROR: files of the second drive. */
     unsigned kind;
 };
 
-enum { SUCCEEDS = 1, MEMORY = 2, CHECKS = 4, STORM = 8, MIRROR = 16, MIRROR_POINTS = 30 };
+enum { SUCCEEDS = 1, MEMORY = 2, CHECKS = 4, STORM = 8, MIRROR = 16, QUANTISE = 32, MIRROR_POINTS = 30 };
 
 static const struct campaign campaigns[] = {
     {"one allocation fails", MEMORY_CALLS, "errno:12", 1, 0, HR_ERR_MEMORY, 0, MEMORY},
@@ -45,6 +45,7 @@ static const struct campaign campaigns[] = {
     {"plan, verify: EIO once", READ_CALLS, "errno:5", 1, 0, HR_ERR_IO, EIO, CHECKS},
     {"plan, verify: device gone", READ_CALLS, "errno:19", 0, 0, HR_ERR_IO, ENODEV, CHECKS},
     {"plan, verify: short reads", "pread,read", "short", 0, 0, HR_ERR_IO, 0, SUCCEEDS | CHECKS | STORM},
+    {"quantise: one allocation fails", MEMORY_CALLS, "errno:12", 1, 0, HR_ERR_MEMORY, 0, MEMORY | QUANTISE},
     {"mirror: EIO once", "pread,open,stat", "errno:5", 1, 0, HR_ERR_IO, EIO, MIRROR},
     {"mirror: gone", "pread", "errno:19", 0, 0, HR_ERR_IO, ENODEV, SUCCEEDS | MIRROR},
     {"reads overtake each other", "pread", "jitter:2", 0, 0, HR_ERR_IO, 0, SUCCEEDS | STORM},
@@ -85,7 +86,7 @@ static void judge(const struct campaign *c, const struct life_place *place, cons
                   uint64_t nth, struct report *r)
 {
     if (l->status == HR_OK) {
-        if (!(c->kind & CHECKS) && !life_same_tokens(l, place->clean)) report_problem(r, nth, "other tokens");
+        if (place->what == LIFE_USE && !life_same_tokens(l, place->clean)) report_problem(r, nth, "other tokens");
         if (c->kind & MEMORY) report_problem(r, nth, "an allocation failed and no call said so");
     } else {
         if (c->kind & SUCCEEDS) report_problem(r, nth, "%s failed: %s", l->step, l->err.detail);
@@ -124,7 +125,7 @@ static void run_campaign(const struct campaign *c, const struct life_place *give
     struct report r;
     struct life life;
     char plan[1024];
-    here.checks = (c->kind & CHECKS) != 0;
+    here.what = (c->kind & CHECKS) ? LIFE_CHECK : (c->kind & QUANTISE) ? LIFE_QUANTISE : LIFE_USE;
     if (c->kind & MIRROR) {
         here.params.drives = drives;
         here.params.drive_count = 1;
@@ -143,7 +144,7 @@ static void run_campaign(const struct campaign *c, const struct life_place *give
         r.points++;
         judge(c, place, &life, nth, &r);
         life_live(place, NULL, &life, NULL);
-        if (life.status != HR_OK || (!(c->kind & CHECKS) && !life_same_tokens(&life, place->clean)))
+        if (life.status != HR_OK || (here.what == LIFE_USE && !life_same_tokens(&life, place->clean)))
             report_problem(&r, nth, "the next life: %s", life.err.detail);
         if ((c->kind & STORM) && nth == (c->period ? c->period : 2)) break;
     }

@@ -1,6 +1,7 @@
 #include "life.h"
 
 #include <dirent.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -111,6 +112,37 @@ static bool check(struct scene *s)
            ok(s, "verify", hr_verify(p->container, NULL, NULL, &s->out->err));
 }
 
+enum { ROWS = 70, COLS = 64 };
+
+static bool quantise(struct scene *s)
+{
+    static float w[ROWS * COLS], back[ROWS * COLS];
+    static uint8_t books[1 << 16], blob[1 << 16];
+    hr_error *err = &s->out->err;
+    hr_quant_params p;
+    uint64_t blob_bytes, books_bytes;
+    double signal, noise;
+    hr_quant_params_init(&p);
+    snprintf(p.codec, sizeof p.codec, "rvq2x256");
+    p.effort = HR_EFFORT_GREEDY;
+    p.threads = 2;
+    for (uint32_t i = 0; i < ROWS * COLS; i++) w[i] = (float)((i * 2654435761u >> 16) % 199) / 99.0f - 1.0f;
+    return ok(s, "quant bytes", hr_quant_bytes(&p, ROWS, COLS, &blob_bytes, &books_bytes, err)) &&
+           ok(s, "fit", hr_quant_fit(&p, w, ROWS, COLS, books, err)) &&
+           ok(s, "encode", hr_quant_encode(&p, books, w, ROWS, COLS, NULL, blob, err)) &&
+           ok(s, "decode", hr_quant_decode(&p, books, blob, ROWS, COLS, back, err)) &&
+           ok(s, "error", hr_quant_error(&p, books, blob, w, ROWS, COLS, NULL, &signal, &noise, err));
+}
+
+static bool go(struct scene *s)
+{
+    switch (s->place->what) {
+    case LIFE_CHECK: return check(s);
+    case LIFE_QUANTISE: return quantise(s);
+    default: return act(s);
+    }
+}
+
 /* A model that is open after a failure must work as if nothing had happened. */
 static void again(struct scene *s)
 {
@@ -134,7 +166,7 @@ void life_live(const struct life_place *place, const char *plan, struct life *ou
     const int descriptors = life_descriptors();
     const struct alive before = allocations_alive();
     fault_arm(plan);
-    const bool done = place->checks ? check(&s) : act(&s);
+    const bool done = go(&s);
     if (fired) *fired = fault_fired();
     fault_arm(NULL);
     if (s.model && !done && place->clean) again(&s);

@@ -1,5 +1,5 @@
 /* Everything a program does with a model, once: open, evaluate, generate, fork, save, load, close;
- * or, without opening it, plan and verify. */
+ * or, without opening it, plan and verify; or fit, encode and decode a matrix. */
 #ifndef TESTS_FAULTS_LIFE_H
 #define TESTS_FAULTS_LIFE_H
 
@@ -28,7 +28,7 @@ struct life_place {
     const char *container, *saved; /* saved: a path to write a session to */
     hr_model_params params;
     const struct life *clean; /* what a life without faults gave; NULL: this is the one */
-    bool checks;              /* plan and verify only */
+    enum { LIFE_USE, LIFE_CHECK, LIFE_QUANTISE } what;
 };
 
 /* The plan (NULL: none) holds from before the first call until one fails or all are done. */

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.plain_build  # the program replaces what run-time check
 
 # Name -> the fewest points it must find: a campaign that strikes nothing shows nothing.
 MEMORY = {"one allocation fails": 50, "no allocation from then on": 50,
-          "plan, verify: one allocation fails": 14}
+          "plan, verify: one allocation fails": 14, "quantise: one allocation fails": 10}
 READS = {"EIO once": 80, "EIO once, reads": 60, "EIO for good": 80, "device gone": 80,
          "short reads": 2, "nothing read, once": 60, "nothing read, ever": 60, "EINTR storm": 9,
          "reads overtake each other": 2, "plan, verify: EIO once": 50,
