@@ -32,15 +32,18 @@ _POOL = 4096
 
 
 class TopicEmbedding:
-    """The embedding table float32 [vocab, hidden], row by row; the mean square of a row is 1."""
+    """The embedding table float32 [vocab, hidden], row by row; the mean square of a row is 1.
 
-    def __init__(self, hidden: int, rng: np.random.Generator) -> None:
-        norm = np.float32(np.sqrt(COMMON**2 + TOPIC**2 + OWN**2))
+    own_part: OWN, or what `own_share` makes of it.
+    """
+
+    def __init__(self, hidden: int, own_part: float, rng: np.random.Generator) -> None:
+        norm = np.float32(np.sqrt(COMMON**2 + TOPIC**2 + own_part**2))
         common = rng.standard_normal(hidden, np.float32) * np.float32(COMMON)
         topics = rng.standard_normal((TOPICS, hidden), np.float32) * np.float32(TOPIC)
         self._shared = (topics + common) / norm
         own = rng.standard_normal((_POOL, hidden), np.float32)
-        self._own = own * (np.float32(OWN) / (np.sqrt(np.float32(2)) * norm))
+        self._own = own * (np.float32(own_part) / (np.sqrt(np.float32(2)) * norm))
 
     def rows(self, first: int, count: int) -> np.ndarray:
         """float32 [count, hidden]: tokens first, first + 1, ..."""
@@ -49,6 +52,12 @@ class TopicEmbedding:
         values += self._own[ids % _POOL]
         values += self._own[(ids * 2654435761 + ids // _POOL * 40503 + 1) % _POOL]
         return values
+
+
+def own_share(experts: int, top_k: int) -> float:
+    """OWN for this many experts. A token uses a smaller share of finer experts, and in real models
+    the same part of that share comes back with the next token; without this it would be less."""
+    return OWN * min(1.0, np.sqrt(top_k / experts * 16))
 
 
 def router(experts: int, hidden: int, rng: np.random.Generator) -> np.ndarray:

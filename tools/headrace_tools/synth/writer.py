@@ -19,7 +19,7 @@ from ..convert.quantise import CODEC_NUMBERS, RVQ_BITS, encode_block
 from ..convert.writer import build_manifest, record_header, seal_trunk
 from ..crc32c import crc32c, crc32c_join
 from .direct import HashedWriter
-from .routing import TopicEmbedding, router, topic_chain
+from .routing import OWN, TopicEmbedding, own_share, router, topic_chain
 from .weights import Books, MatrixPool, deviation, expert_gain, small_tensor
 
 TOKENS = "tokens.txt"
@@ -45,6 +45,8 @@ class Synthesis:
         self.pre, self.seed = pre, seed
         model = pre.plan.model
         self.embed_scale = float(model.get("embed_scale", 1.0))  # type: ignore[arg-type]
+        routed = [part for part in model["ffns"] if part["kind"] == "moe"]  # type: ignore[attr-defined]
+        self.own = min((own_share(p["experts"], p["top_k"]) for p in routed), default=OWN)
         self.books = Books(seed)
         self._pools: dict[tuple[str, int, float], MatrixPool] = {}
         self._bodies: dict[tuple[str, int, int, int, float], list[tuple[np.ndarray, int]]] = {}
@@ -65,7 +67,7 @@ class Synthesis:
         """(offset in the tensor, bytes)."""
         spec, rows = tensor.spec, max(1, tensor.spec.rows)
         if spec.name == "embed":
-            table = TopicEmbedding(spec.cols, self._rng(2))
+            table = TopicEmbedding(spec.cols, self.own, self._rng(2))
             for first in range(0, rows, _EMBED_ROWS):
                 values = table.rows(first, min(_EMBED_ROWS, rows - first))
                 values /= np.float32(self.embed_scale)
