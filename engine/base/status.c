@@ -28,12 +28,12 @@ static void make_printable(char *text)
     size_t n = strlen(text);
     for (size_t i = 0; i < n;) {
         const size_t step = utf8_sequence((const uint8_t *)text + i, n - i);
-        if (step == 0) {
+        if (step == 0)
             text[i++] = '?';
-        } else {
-            if (step == 1 && ((uint8_t)text[i] < 0x20 || text[i] == 0x7f)) text[i] = '?';
+        else if (utf8_is_control((const uint8_t *)text + i, step))
+            for (size_t end = i + step; i < end; i++) text[i] = '?';
+        else
             i += step;
-        }
     }
 }
 

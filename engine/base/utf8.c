@@ -1,5 +1,7 @@
 #include "base/utf8.h"
 
+#include <string.h>
+
 size_t utf8_sequence(const uint8_t *p, size_t n)
 {
     if (n == 0) return 0;
@@ -16,4 +18,20 @@ size_t utf8_sequence(const uint8_t *p, size_t n)
     for (size_t i = 2; i < length; i++)
         if ((p[i] & 0xC0) != 0x80) return 0;
     return length;
+}
+
+bool utf8_is_control(const uint8_t *p, size_t length)
+{
+    return (length == 1 && (p[0] < 0x20 || p[0] == 0x7f)) || (length == 2 && p[0] == 0xC2 && p[1] < 0xA0);
+}
+
+bool utf8_is_printable(const char *text)
+{
+    const uint8_t *p = (const uint8_t *)text;
+    for (size_t n = strlen(text), i = 0; i < n;) {
+        const size_t step = utf8_sequence(p + i, n - i);
+        if (step == 0 || utf8_is_control(p + i, step)) return false;
+        i += step;
+    }
+    return true;
 }

@@ -88,6 +88,20 @@ static void print_parts(struct span model)
     }
 }
 
+/* What nobody checked must not reach a terminal as it is; a string's control characters are escaped
+ * in JSON but for DEL and the C1 ones, which lie in C2 80 to C2 9F. */
+static void print_free_text(const char *label, struct span text)
+{
+    printf("%-15s ", label);
+    for (size_t i = 0; i < text.n; i++) {
+        const unsigned char c = (unsigned char)text.p[i];
+        const bool c1 = c == 0xC2 && i + 1 < text.n && (unsigned char)text.p[i + 1] < 0xA0;
+        putchar(c == 0x7f || c1 ? '?' : c);
+        i += c1;
+    }
+    putchar('\n');
+}
+
 static void print_human(struct span manifest, const hr_plan_result *plan, const char *sha256)
 {
     const struct span model = member(manifest, "model"), trunk = member(manifest, "trunk");
@@ -105,7 +119,7 @@ static void print_human(struct span manifest, const hr_plan_result *plan, const 
     }
     char a[32], b[32];
     printf("name            %.*s\n", (int)name.n, name.p);
-    printf("family          %.*s\n", (int)family.n, family.p);
+    print_free_text("family", family);
     printf("parameters      %llu\n", (unsigned long long)number(manifest, "parameters"));
     printf("vocabulary      %llu, hidden size %llu, positions up to %llu\n",
            (unsigned long long)number(model, "vocab_size"),

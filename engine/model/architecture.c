@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "model/part_reader.h"
 
 static hr_status read_sparse(const struct json *o, const char *where, struct attention_part *p,
@@ -246,6 +247,23 @@ static hr_status need_list(const struct json *o, const char *key, uint32_t max,
     return HR_OK;
 }
 
+/* The tensors of a layer bound a part's dimensions; one without layers nothing bounds. */
+static hr_status all_used(const struct architecture *a, hr_error *err)
+{
+    uint64_t mixers = 0, ffns = 0;
+    for (uint32_t i = 0; i < a->layers; i++) {
+        mixers |= (uint64_t)1 << a->layer[i].mixer;
+        ffns |= (uint64_t)1 << a->layer[i].ffn;
+    }
+    for (uint32_t i = 0; i < MAX_PARTS; i++) {
+        const bool mixer = i < a->mixer_count && !(mixers >> i & 1);
+        if (mixer || (i < a->ffn_count && !(ffns >> i & 1)))
+            return fail(err, HR_ERR_FORMAT, "manifest.json: model: %s[%u] belongs to no layer",
+                        mixer ? "mixers" : "ffns", i);
+    }
+    return HR_OK;
+}
+
 static hr_status read_layers(const struct json *list, struct architecture *a, hr_error *err)
 {
     static const char *const keys[] = {"mixer", "ffn", NULL};
@@ -269,7 +287,7 @@ static hr_status read_layers(const struct json *list, struct architecture *a, hr
         (a->layers - 1) / a->residual.block + 1 > MAX_SNAPSHOTS)
         return fail(err, HR_ERR_UNSUPPORTED, "manifest.json: model: residual: more than %d blocks",
                     MAX_SNAPSHOTS);
-    return HR_OK;
+    return all_used(a, err);
 }
 
 static hr_status read_top(const struct json *model, struct architecture *a, hr_error *err)
@@ -286,6 +304,8 @@ static hr_status read_top(const struct json *model, struct architecture *a, hr_e
     if (strlen(name) >= sizeof a->name)
         return fail(err, HR_ERR_FORMAT, "%s: name is longer than %zu bytes", where,
                     sizeof a->name - 1);
+    if (!utf8_is_printable(name))
+        return fail(err, HR_ERR_FORMAT, "%s: name holds control characters", where);
     snprintf(a->name, sizeof a->name, "%s", name);
     TRY(json_need_u32(model, "vocab_size", 1, MAX_VOCAB, where, &a->vocab_size, err));
     TRY(json_need_u32(model, "hidden_size", 1, 1 << 17, where, &a->hidden, err));

@@ -177,3 +177,42 @@ def test_names_from_a_strict_alphabet(headrace, tmp_path, name):
     with pytest.raises(headrace.FormatError, match="line 1"):
         headrace.Model(tmp_path / "d")
     assert headrace.verify(tmp_path / "d")
+
+
+def test_parts_that_belong_to_no_layer(headrace, tmp_path):
+    """Nothing in the files would bound their dimensions."""
+    for number, (key, size) in enumerate((("mixers", "head_dim"), ("ffns", "inner"))):
+        path = tmp_path / f"c{number}"
+        make_container(path, tokenizer=None)
+
+        def change(manifest: dict, key: str = key, size: str = size) -> None:
+            manifest["model"][key].append({**manifest["model"][key][0], size: 4096})
+
+        edit_manifest(path, change)
+        with pytest.raises(headrace.FormatError, match=rf"{key}\[1\] belongs to no layer"):
+            headrace.Model(path)
+
+
+# ---- what a terminal would obey ----
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "a\nb", "\x7f", "\x9b31m", "\x00"])
+def test_no_control_character_reaches_a_terminal(headrace, headrace_bin, tmp_path, text):
+    """Names from a manifest are printed: they are refused, or shown harmless."""
+    import subprocess
+
+    for number, place in enumerate(("name", "family")):
+        path = tmp_path / f"c{number}"
+        make_container(path, tokenizer=None)
+        edit_manifest(path, lambda m: (m["model"] if place == "name" else m["provenance"]).update({place: text}))
+        for command in (["inspect", path], ["info", path], ["plan", path], ["verify", path]):
+            done = subprocess.run([str(headrace_bin), *map(str, command)], capture_output=True)
+            said = (done.stdout + done.stderr).decode()
+            assert not [c for c in said if c != "\n" and (ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0)], repr(said)
+            assert done.returncode == (3 if place == "name" else 0)
+
+
+def test_errors_hold_no_control_characters(headrace):
+    with pytest.raises(headrace.HeadraceError) as caught:
+        headrace.Model("no \x1b[2J such \x9b2J \x7f\n directory")
+    assert not [c for c in caught.value.detail if ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0]

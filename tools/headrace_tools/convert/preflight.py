@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import time
+import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,7 +207,8 @@ def source_name(source: Path) -> str:
         name = path.parent.parent.name.split("--")[-1]
     else:
         name = path.name
-    raw = (name or "model").encode("utf-8", "replace")[:63]
+    printable = "".join("?" if unicodedata.category(c) == "Cc" else c for c in name)
+    raw = (printable or "model").encode("utf-8", "replace")[:63]
     return raw.decode("utf-8", "ignore")
 
 
