@@ -114,6 +114,7 @@ static bool give_ram(struct life_place *place)
         return false;
     }
     place->params.ram = plan.floor + 3 * plan.record_bytes;
+    place->least = plan.floor + plan.record_bytes; /* the index of the slots stays */
     return true;
 }
 

@@ -100,6 +100,9 @@ static bool act(struct scene *s)
            ok(s, "save", hr_session_save(s->first, p->saved, &o->err)) &&
            ok(s, "fork", hr_session_fork(s->first, &s->second, &o->err)) &&
            ok(s, "generate", generate(s->second, prompt, n, o->tokens[1], &o->err)) &&
+           ok(s, "lower ram", hr_model_set_ram(s->model, p->least, &o->err)) &&
+           ok(s, "generate", generate(s->first, prompt, 2, o->tokens[3], &o->err)) &&
+           ok(s, "raise ram", hr_model_set_ram(s->model, p->params.ram, &o->err)) &&
            ok(s, "load", hr_session_load(s->second, p->saved, &o->err)) &&
            ok(s, "generate", generate(s->second, prompt, n, o->tokens[2], &o->err));
 }
@@ -149,6 +152,7 @@ static void again(struct scene *s)
     struct life *o = s->out;
     int32_t tokens[LIFE_TOKENS] = {0};
     hr_error err;
+    (void)hr_model_set_ram(s->model, s->place->params.ram, &err);
     if (s->first) hr_session_reset(s->first);
     else o->again_status = hr_session_create(s->model, &s->first, &err);
     if (o->again_status == HR_OK)

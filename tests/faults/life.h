@@ -9,13 +9,13 @@
 #include "allocations.h"
 #include "headrace.h"
 
-enum { LIFE_TOKENS = 4, LIFE_GENERATIONS = 3 };
+enum { LIFE_TOKENS = 4, LIFE_GENERATIONS = 4 };
 
 struct life {
     hr_status status;  /* of the first call that failed */
     const char *step;  /* which */
     hr_error err;
-    int32_t tokens[LIFE_GENERATIONS][LIFE_TOKENS]; /* first, forked, loaded session */
+    int32_t tokens[LIFE_GENERATIONS][LIFE_TOKENS]; /* first, forked, loaded session; with less ram */
     uint64_t leases;      /* when all sessions are gone */
     bool account_differs; /* memory_used is not what it was when the model was open */
     bool again_fails;     /* after a failed call the model no longer gives the right tokens */
@@ -27,6 +27,7 @@ struct life {
 struct life_place {
     const char *container, *saved; /* saved: a path to write a session to */
     hr_model_params params;
+    uint64_t least; /* ram without a cache */
     const struct life *clean; /* what a life without faults gave; NULL: this is the one */
     enum { LIFE_USE, LIFE_CHECK, LIFE_QUANTISE } what;
 };

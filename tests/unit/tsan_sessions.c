@@ -1,5 +1,6 @@
 /* Several sessions on one model at once: each must give the bits that it gives alone, while one of
- * them is cancelled at random moments, and sessions are saved, loaded, forked, freed and made anew.
+ * them is cancelled at random moments, sessions are saved, loaded, freed and made anew, and the
+ * budget goes up and down.
  * Meant for -fsanitize=thread; checks itself in any build.
  * usage: tsan_sessions CONTAINER DIRECTORY [CANCELS [SEED]]; exit 0 when all went well. */
 #include <dirent.h>
@@ -177,6 +178,24 @@ static void *victim_main(void *arg)
     return NULL;
 }
 
+/* The budget goes anywhere between hardly a slot and what the model was opened with. */
+static void *mover(void *arg)
+{
+    const uint64_t *bounds = arg;
+    uint32_t random = seed * 7u;
+    while (!atomic_load(&over)) {
+        const struct timespec pause = {0, (long)(roll(&random) % 3000) * 1000};
+        hr_error err = {0};
+        hr_stats s = {.size = sizeof s};
+        const uint64_t ram = bounds[0] + roll(&random) % (bounds[1] - bounds[0] + 1);
+        if (hr_model_set_ram(model, ram, &err) != HR_OK) complain("ram cannot be set:", 99, &err);
+        hr_get_stats(model, &s, NULL);
+        if (s.cache_used > s.cache_slots) complain("more slots are used than there are", 99, NULL);
+        nanosleep(&pause, NULL);
+    }
+    return NULL;
+}
+
 static void cancel_at_random(uint32_t cancels)
 {
     uint32_t random = seed;
@@ -207,7 +226,7 @@ static int descriptors(void)
     return n;
 }
 
-static bool open_model(const char *path)
+static bool open_model(const char *path, uint64_t bounds[2])
 {
     hr_plan_result plan = {.size = sizeof plan};
     hr_model_info info = {.size = sizeof info};
@@ -221,7 +240,8 @@ static bool open_model(const char *path)
     params.max_sessions = SESSIONS;
     params.shuffle_reads = seed;
     if (hr_plan(path, &params, &plan, &err) == HR_OK) {
-        params.ram = plan.floor + 6 * plan.record_bytes; /* the sessions fight over every slot */
+        bounds[0] = plan.floor + plan.record_bytes; /* the index of the slots stays */
+        bounds[1] = params.ram = plan.floor + 6 * plan.record_bytes; /* they fight over every slot */
         if (hr_model_open(path, &params, &model, &err) == HR_OK &&
             hr_model_get_info(model, &info, &err) == HR_OK) {
             vocab = info.vocab_size;
@@ -235,7 +255,8 @@ static bool open_model(const char *path)
 int main(int argc, char **argv)
 {
     static uint32_t numbers[SESSIONS];
-    pthread_t threads[SESSIONS];
+    pthread_t threads[SESSIONS], moving;
+    static uint64_t bounds[2];
     hr_generation result;
     hr_error err = {0};
     uint64_t leases;
@@ -244,7 +265,7 @@ int main(int argc, char **argv)
     const uint32_t cancels = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 200;
     if (argc > 4) seed = (uint32_t)strtoul(argv[4], NULL, 10);
     snprintf(directory, sizeof directory, "%s", argv[2]);
-    if (!open_model(argv[1])) return 1;
+    if (!open_model(argv[1], bounds)) return 1;
     const uint64_t before = used(&leases);
     const int open_before = descriptors();
     const int64_t begun = now_ns();
@@ -260,10 +281,13 @@ int main(int argc, char **argv)
         if (pthread_create(&threads[i], NULL, i == 0 ? victim_main : neighbour, &numbers[i]) != 0)
             return 1;
     }
+    if (pthread_create(&moving, NULL, mover, bounds) != 0) return 1;
     cancel_at_random(cancels);
     atomic_store(&over, true);
+    pthread_join(moving, NULL);
     for (uint32_t i = 0; i < SESSIONS; i++) pthread_join(threads[i], NULL);
 
+    if (hr_model_set_ram(model, bounds[1], &err) != HR_OK) complain("ram cannot be set:", 99, &err);
     if (used(&leases) != before) complain("memory is left over", 0, NULL);
     if (leases != 0) complain("leases are left", 0, NULL);
     if (descriptors() != open_before) complain("descriptors are left", 0, NULL);
