@@ -21,6 +21,8 @@
 #endif
 #elif defined(__APPLE__)
 #include <sys/sysctl.h>
+#elif defined(_WIN32)
+#include "windows/processors.h"
 #endif
 
 static struct cpu_features features;
@@ -187,6 +189,14 @@ uint32_t cpu_physical_cores_under(const char *root)
     size_t n = sizeof cores;
     if (sysctlbyname("hw.physicalcpu", &cores, &n, NULL, 0) != 0 || cores < 1) return 1;
     return (uint32_t)cores;
+}
+
+#elif defined(_WIN32)
+
+uint32_t cpu_physical_cores_under(const char *root)
+{
+    (void)root;
+    return processors_cores();
 }
 
 #else

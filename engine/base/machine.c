@@ -32,14 +32,14 @@ static bool read_line(const char *directory, const char *name, char *line, size_
     return ok;
 }
 
+#if defined(__linux__)
+
 static bool one_of(const char *name, const char *const *names)
 {
     for (; *names; names++)
         if (strcmp(name, *names) == 0) return true;
     return false;
 }
-
-#if defined(__linux__)
 
 /* The mount of a device number, as in /proc/self/mountinfo: file system and what it was made of. */
 static bool find_mount(const char *root, unsigned major_number, unsigned minor_number,

@@ -97,6 +97,15 @@ void *mem_alloc(struct mem_budget *b, size_t bytes)
     return p;
 }
 
+static void give_back(void *p)
+{
+#if defined(_WIN32)
+    posix_aligned_free(p); /* what posix_memalign gave is not for free() there */
+#else
+    free(p);
+#endif
+}
+
 void mem_free_returned(struct mem_budget *b, void *p, size_t bytes, size_t returned)
 {
     size_t block, cost;
@@ -104,7 +113,7 @@ void mem_free_returned(struct mem_budget *b, void *p, size_t bytes, size_t retur
     if (is_mapped(bytes))
         (void)munmap(p, block);
     else
-        free(p);
+        give_back(p);
     uncharge(b, cost - returned);
 }
 

@@ -4,7 +4,9 @@
 
 #include "headrace.h"
 
-#if defined(__GNUC__)
+#if defined(__MINGW32__)
+#define PRINTF_LIKE(f, a) __attribute__((format(gnu_printf, f, a))) /* %zu and %llu, as built */
+#elif defined(__GNUC__)
 #define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
 #else
 #define PRINTF_LIKE(f, a)

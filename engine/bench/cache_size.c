@@ -22,6 +22,16 @@ uint64_t cache_size_largest(const char *root)
     return largest ? largest : CACHE_SIZE_UNKNOWN;
 }
 
+#elif defined(_WIN32)
+#include "windows/processors.h"
+
+uint64_t cache_size_largest(const char *root)
+{
+    const uint64_t largest = processors_largest_cache();
+    (void)root;
+    return largest ? largest : CACHE_SIZE_UNKNOWN;
+}
+
 #else
 
 enum { CACHES_MOST = 16 };

@@ -11,6 +11,12 @@
 #include "cli/json_out.h"
 #include "headrace.h"
 
+#if defined(__MINGW32__)
+#define CLI_PRINTF(f, a) __attribute__((format(gnu_printf, f, a)))
+#else
+#define CLI_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#endif
+
 enum {
     EXIT_OK = 0,
     EXIT_USAGE = 2,
@@ -54,9 +60,15 @@ int exit_code(hr_status status);
  * code of the status. */
 int report_error(hr_status status, const hr_error *err, bool json);
 int report_failure(hr_status status, bool json, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
+    CLI_PRINTF(3, 4);
 /* Flushes stdout; `code`, or EXIT_IO with a message when anything written to it was lost. */
 int finish_output(int code);
+
+#if defined(_WIN32)
+/* The real arguments as UTF-8, for the life of the process; streams that carry bytes. False when
+ * memory is short. */
+bool console_prepare(int *argc, char ***argv);
+#endif
 
 /* SIGINT: the first asks the session (if any) to stop, the second ends the process. */
 void interrupt_install(void);

@@ -24,12 +24,17 @@ static void on_interrupt(int signal_number)
 
 void interrupt_install(void)
 {
+#if defined(_WIN32)
+    /* As below: the handler is gone once it was called. */
+    signal(SIGINT, on_interrupt);
+#else
     struct sigaction action = {0};
     action.sa_handler = on_interrupt;
     action.sa_flags = (int)SA_RESETHAND;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     signal(SIGPIPE, SIG_IGN);
+#endif
 }
 
 void interrupt_watch(hr_session *session) { watched = session; }

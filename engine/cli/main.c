@@ -75,6 +75,9 @@ static const struct {
 
 int main(int argc, char **argv)
 {
+#if defined(_WIN32)
+    if (!console_prepare(&argc, &argv)) return EXIT_MEMORY;
+#endif
     interrupt_install();
     if (argc < 2) {
         fputs(HELP, stderr);

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/fma32.h"
 #include "kernels/unroll.h"
 
 typedef struct {
@@ -60,9 +61,9 @@ static inline v16 v16_sub(v16 a, v16 b) { V16_EACH(a.lane[i] - b.lane[i]); }
 static inline v16 v16_mul(v16 a, v16 b) { V16_EACH(a.lane[i] * b.lane[i]); }
 static inline v16 v16_div(v16 a, v16 b) { V16_EACH(a.lane[i] / b.lane[i]); }
 /* a * b + c, rounded once */
-static inline v16 v16_fma(v16 a, v16 b, v16 c) { V16_EACH(fmaf(a.lane[i], b.lane[i], c.lane[i])); }
+static inline v16 v16_fma(v16 a, v16 b, v16 c) { V16_EACH(fma32(a.lane[i], b.lane[i], c.lane[i])); }
 /* c - a * b, rounded once */
-static inline v16 v16_fnma(v16 a, v16 b, v16 c) { V16_EACH(fmaf(-a.lane[i], b.lane[i], c.lane[i])); }
+static inline v16 v16_fnma(v16 a, v16 b, v16 c) { V16_EACH(fma32(-a.lane[i], b.lane[i], c.lane[i])); }
 /* a > b ? a : b and a < b ? a : b: with a NaN, or two zeros, b. */
 static inline v16 v16_max(v16 a, v16 b) { V16_EACH(a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]); }
 static inline v16 v16_min(v16 a, v16 b) { V16_EACH(a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]); }

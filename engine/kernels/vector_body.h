@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "kernels/fma32.h"
 #include "kernels/kernels.h"
 #include "kernels/math_body.h"
 #include "kernels/unroll.h"
@@ -211,7 +212,7 @@ static void attn_merge(float *m, float *l, float *acc, float m2, float l2, const
     float side[2] = { *m, m2 };
     exp_below(side, max, 2);
     *m = max;
-    *l = fmaf(l2, side[1], *l * side[0]);
+    *l = fma32(l2, side[1], *l * side[0]);
     v16 a = v16_set1(side[0]), b = v16_set1(side[1]);
     FOR_PARTS(i, part, v_dim) {
         v16 earlier = v16_mul(load_part(acc + i, part), a);

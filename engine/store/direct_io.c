@@ -173,6 +173,18 @@ static void direct_off(int fd)
     (void)fcntl(fd, F_NOCACHE, 0);
 }
 
+#elif defined(_WIN32)
+
+static bool direct_on(int fd)
+{
+    return posix_set_direct(fd, 1) == 0;
+}
+
+static void direct_off(int fd)
+{
+    (void)posix_set_direct(fd, 0);
+}
+
 #else
 
 static bool direct_on(int fd)

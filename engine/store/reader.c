@@ -147,6 +147,16 @@ static void *run(void *arg)
     return NULL;
 }
 
+#if defined(_WIN32)
+
+/* No signal is ever delivered to a thread that is there already. */
+static int create_quiet(pthread_t *thread, const pthread_attr_t *attr, struct reader *r)
+{
+    return pthread_create(thread, attr, run, r);
+}
+
+#else
+
 /* Signals of the process are for the program's own threads, except those a fault raises here. */
 static int create_quiet(struct reader_thread *t, const pthread_attr_t *attr)
 {
@@ -159,6 +169,8 @@ static int create_quiet(struct reader_thread *t, const pthread_attr_t *attr)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return s;
 }
+
+#endif
 
 static bool start(struct reader *r, struct reader_thread *t)
 {
