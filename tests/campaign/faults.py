@@ -36,13 +36,16 @@ ENGINE_FIXTURES = ("qwen3_5_moe_eps", "qwen4_exp", "deepseek_v3", "gpt_oss", "ki
 
 def convert_sources(work: Path) -> list[tuple[Path, str]]:
     """(checkpoint, options) of the conversions."""
-    with_tokenizer = write_checkpoint(work / "with_tokenizer", text_config(vocab_size=2048), shards=3)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(CHECKPOINT / name, with_tokenizer)
-    vocabulary = json.loads((with_tokenizer / "tokenizer.json").read_text())
-    most = max(t["id"] for t in vocabulary["added_tokens"])
-    most = max([most, *vocabulary["model"]["vocab"].values()])
-    write_checkpoint(with_tokenizer, text_config(vocab_size=most + 1), shards=3)
+    # The bundled tokenizer without its merges: the whole takes a second each time.
+    tokenizer = json.loads((CHECKPOINT / "tokenizer.json").read_text())
+    single = [token for token in tokenizer["model"]["vocab"] if len(token) == 1]
+    tokenizer["model"].update(vocab={token: i for i, token in enumerate(single)}, merges=[])
+    for i, token in enumerate(tokenizer["added_tokens"]):
+        token["id"] = len(single) + i
+    vocab = len(single) + len(tokenizer["added_tokens"])
+    with_tokenizer = write_checkpoint(work / "with_tokenizer", text_config(vocab_size=vocab), shards=3)
+    (with_tokenizer / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.copy(CHECKPOINT / "tokenizer_config.json", with_tokenizer)
     plain = write_checkpoint(work / "plain", shards=2)
     return [(with_tokenizer, "--trunk,bf16"), (FIXTURES / "qwen4_exp", "--no-tokenizer,--experts,bf16"),
             (plain, "--no-tokenizer,--experts,rvq2,--effort,greedy")]

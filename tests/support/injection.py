@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .build import ROOT, SHARED_SUFFIX
@@ -81,13 +82,19 @@ def preload(build_dir: Path) -> dict[str, str]:
     return {**os.environ, "LD_PRELOAD": str(library)} if library.exists() else {}
 
 
-def run_driver(build_dir: Path, name: str, *arguments: object) -> list[dict]:
-    """Runs tests/faults/NAME.py under the shim: one JSON object for each line that it prints."""
+def run_driver(build_dir: Path, name: str, *arguments: object) -> Iterator[dict]:
+    """Runs tests/faults/NAME.py under the shim: yields the JSON object of each line as it comes.
+
+    Raises AssertionError with what it said when it fails.
+    """
     env = preload(build_dir)
     env["PYTHONPATH"] = os.pathsep.join(str(ROOT / p) for p in ("tests", "tools", "python"))
-    done = subprocess.run(
+    with tempfile.TemporaryFile("w+") as said, subprocess.Popen(
         [sys.executable, str(ROOT / "tests" / "faults" / f"{name}.py"), *map(str, arguments)],
-        env=env, capture_output=True, text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+        env=env, stdout=subprocess.PIPE, stderr=said, text=True,
+    ) as process:
+        for line in process.stdout:
+            yield json.loads(line)
+        code = process.wait()
+        said.seek(0)
+        assert code == 0, said.read()
