@@ -1,3 +1,4 @@
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,50 @@ static int simulate_trace(const struct doctor_options *o, const hr_plan_result *
     return EXIT_OK;
 }
 
+/* Bank files of a further drive, one of them in path[1024]; 0 when there are none. */
+static uint32_t count_banks(const char *directory, char path[1024])
+{
+    uint32_t n = 0;
+    DIR *dir = opendir(directory);
+    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
+        const size_t length = strlen(e->d_name);
+        if (strncmp(e->d_name, "experts-", 8) != 0 || length < 12 ||
+            strcmp(e->d_name + length - 4, ".bin") != 0 ||
+            snprintf(path, 1024, "%s/%s", directory, e->d_name) >= 1024)
+            continue;
+        n++;
+    }
+    if (dir != NULL) closedir(dir);
+    return n;
+}
+
+/* A drive with copies of every bank adds its bandwidth, one with some of them that share of it. */
+static hr_status add_drives(const struct doctor_options *o, struct doctor *d, hr_error *err)
+{
+    for (uint32_t i = 0; i < o->model.params.drive_count; i++) {
+        char path[1024];
+        hr_probe_params p;
+        hr_probe_result r = {.size = sizeof r};
+        const uint32_t banks = count_banks(o->model.params.drives[i], path);
+        if (banks == 0) continue;
+        const double share = banks < d->plan.moe_layers ? (double)banks / d->plan.moe_layers : 1;
+        hr_probe_params_init(&p, &d->plan);
+        p.disk_seconds = (double)o->seconds;
+        p.compute_seconds = -1;
+        p.direct = o->model.params.direct;
+        const hr_status status = hr_probe(path, &p, &r, err);
+        if (status != HR_OK) return status;
+        for (uint32_t k = 0; k < r.disk_rates && k < d->probe.disk_rates; k++) {
+            d->probe.disk[k].bytes_per_second += share * r.disk[k].bytes_per_second;
+            d->probe.disk[k].lowest += share * r.disk[k].lowest;
+            d->probe.disk[k].highest += share * r.disk[k].highest;
+        }
+        d->probe.cold = d->probe.cold && r.cold;
+        d->probe.direct = d->probe.direct && r.direct;
+    }
+    return HR_OK;
+}
+
 static hr_status examine(const char *path, const struct doctor_options *o,
                          const struct miss_shares *misses, struct doctor *d, hr_error *err)
 {
@@ -81,7 +126,8 @@ static hr_status examine(const char *path, const struct doctor_options *o,
     memcpy(probe.isa, o->model.params.isa, sizeof probe.isa);
     if (d->plan.moe_layers == 0) probe.disk_seconds = -1;
     if (record > 0) memcpy(probe.other_codec, other, sizeof other);
-    const hr_status status = hr_probe(path, &probe, &d->probe, err);
+    hr_status status = hr_probe(path, &probe, &d->probe, err);
+    if (status == HR_OK) status = add_drives(o, d, err);
     if (status != HR_OK) return status;
     hr_forecast_params_init(&forecast);
     forecast.plan = &d->plan;

@@ -209,17 +209,23 @@ static void finish(struct disk_probe *out)
     if (!out->accounted) out->physical = 0;
 }
 
-/* A record a second time might come from the drive's own memory: each depth gets its share of what
- * there is, and a slice takes no more than its part. */
+/* A record a second time might come from the drive's own memory: each slice gets a share of what there
+ * is, more for a deeper queue, and where there is little each depth has one slice. */
 static hr_status run_slices(struct slice *s, double seconds, uint8_t *arena, size_t stride,
                             struct disk_probe *out, hr_error *err)
 {
-    const uint32_t slices = ROUNDS * out->rates;
+    uint64_t weight = 0;
+    for (uint32_t i = 0; i < out->rates; i++) weight += out->rate[i].depth;
+    const uint64_t affordable = s->records / (2 * weight);
+    const uint32_t rounds = affordable < 1 ? 1 : affordable < ROUNDS ? (uint32_t)affordable : ROUNDS;
+    const uint32_t slices = rounds * out->rates;
+    weight *= rounds;
     for (uint32_t i = 0; i < slices; i++) {
         struct disk_rate *rate = &out->rate[i % out->rates];
-        const uint64_t done = atomic_load(&s->next);
-        if (done >= s->records) break;
-        const uint64_t share = (s->records - done) / (slices - i);
+        const uint64_t done = atomic_load(&s->next), left = s->records - done;
+        const uint64_t share = left * rate->depth / weight;
+        weight -= rate->depth;
+        if (left == 0) break;
         s->end = done + (share > 0 ? share : 1);
         if (rate->depth > s->end - done) continue; /* too few to keep so many in flight */
         TRY(run_slice(s, rate->depth, seconds / slices, arena, stride, rate, out, err));

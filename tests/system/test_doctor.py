@@ -66,6 +66,22 @@ def test_forecast(examined) -> None:
     assert any("one token needs 32" in reason["text"] for reason in examined["reasons"])
 
 
+def test_a_second_drive_adds_its_bandwidth(headrace_bin, build_dir, model_dir, tmp_path) -> None:
+    shim = build_dir / "tests" / "faults" / "libthrottle.so"
+    if not shim.exists():
+        pytest.skip("this build has no shim for system calls")
+    env = {**os.environ, "LD_PRELOAD": str(shim), "THROTTLE": "40e6"}
+    for bank in sorted(model_dir.glob("experts-*.bin"))[:4]:
+        (tmp_path / bank.name).write_bytes(bank.read_bytes())
+    rates = []
+    for more in ([], ["--drive", tmp_path]):
+        done = doctor(headrace_bin, model_dir, "--ram", "12MiB", "--seconds", "0.3", "--json", *more, env=env)
+        assert done.returncode == 0, done.stderr
+        rates.append(json.loads(done.stdout)["drive"]["rates"][-1]["bytes_per_second"])
+    assert rates[0] == pytest.approx(40e6, rel=0.15)
+    assert rates[1] == pytest.approx(60e6, rel=0.15), "it has half of the banks"
+
+
 def test_for_people(headrace_bin, model_dir) -> None:
     done = doctor(headrace_bin, model_dir, "--ram", "64MiB", "--seconds", "0.1")
     assert done.returncode == 0, done.stderr
