@@ -22,7 +22,7 @@ struct throughput_setup {
     uint32_t rows, cols;         /* of its matrices */
 };
 
-/* Per second of wall-clock time, medians. */
+/* Per second of wall-clock time, when other programs leave the cores alone. */
 struct throughput {
     double memory;   /* bytes of a plain read */
     double experts;  /* stored bytes of expert weights; 0 when not measured */
