@@ -9,6 +9,7 @@
 
 #include "base/crc32c.h"
 #include "base/sha256.h"
+#include "quant/finite.h"
 #include "store/digests.h"
 #include "store/manifest.h"
 #include "store/record.h"
@@ -158,7 +159,44 @@ static void check_trunk_gaps(struct verify *v, uint64_t start, size_t n)
     }
 }
 
-static void check_trunk(struct stream *s)
+/* Adds the numbers of one tensor that are not finite, in a block that begins at `start`. */
+static void scan_tensor(const struct verify *v, const struct tensor_entry *t, uint64_t start, size_t n,
+                        struct unfit *found)
+{
+    const uint64_t stride = t->bytes / t->count;
+    for (uint64_t i = 0; i < t->count; i++) {
+        const uint64_t at = t->offset + i * stride, before = found->count;
+        const uint64_t from = at > start ? at : start;
+        const uint64_t to = at + stride < start + n ? at + stride : start + n;
+        if (from >= to) continue;
+        finite_scan(t->codec, t->rows, t->cols, from - at, v->block + (from - start),
+                    (size_t)(to - from), found);
+        if (before == 0 && found->count > 0) found->first += i * stride;
+    }
+}
+
+static void scan_trunk(const struct verify *v, uint64_t start, size_t n, struct unfit *found)
+{
+    const struct container *c = v->c;
+    for (uint32_t i = 0; i < c->tensor_count; i++) {
+        const struct tensor_entry *t = &c->tensors[i];
+        if (t->offset < start + n && t->offset + t->bytes > start)
+            scan_tensor(v, t, start, n, &found[i]);
+    }
+}
+
+static void tell_unfit(struct verify *v, const struct unfit *found)
+{
+    for (uint32_t i = 0; i < v->c->tensor_count; i++) {
+        const struct tensor_entry *t = &v->c->tensors[i];
+        if (found[i].count == 0) continue;
+        fault(v, TRUNK_NAME ": tensor \"%s\": %llu numbers that must be finite are not, the first is a "
+              "%s at byte %llu of the file", t->name, (unsigned long long)found[i].count,
+              finite_noun(t->codec), (unsigned long long)(t->offset + found[i].first));
+    }
+}
+
+static void check_trunk(struct stream *s, struct unfit *unfit)
 {
     struct verify *v = s->v;
     const struct container *c = v->c;
@@ -175,12 +213,30 @@ static void check_trunk(struct stream *s)
                   (unsigned long long)(start + n), crc, c->trunk_crc[i], names);
         }
         check_trunk_gaps(v, start, n);
+        if (crc == c->trunk_crc[i]) scan_trunk(v, start, n, unfit); /* else it is damaged anyway */
     }
+    tell_unfit(v, unfit);
+}
+
+static void check_trunk_file(struct stream *s)
+{
+    const size_t bytes = s->v->c->tensor_count * sizeof(struct unfit);
+    struct unfit *unfit = bytes > 0 ? mem_alloc(NULL, bytes) : NULL;
+    hr_error err = {0};
+    if (bytes > 0 && unfit == NULL) {
+        fail(&err, HR_ERR_MEMORY, "no memory to verify");
+        failed(s->v, &err);
+        return;
+    }
+    if (bytes > 0) memset(unfit, 0, bytes);
+    check_trunk(s, unfit);
+    mem_free(NULL, unfit, bytes);
 }
 
 struct record_check {
     uint32_t crc;
     bool padded; /* a fault in the padding was reported */
+    struct unfit part[RECORD_PARTS];
 };
 
 static void check_record_block(struct verify *v, const struct bank_entry *k, uint32_t expert,
@@ -195,6 +251,7 @@ static void check_record_block(struct verify *v, const struct bank_entry *k, uin
         skip = RECORD_HEADER;
     }
     r->crc = crc32c(r->crc, v->block + skip, n - skip);
+    record_scan(k, start, v->block, n, r->part);
     if (r->padded || !codec_matrix_bytes(k->codec, k->inner, k->hidden, &gate) ||
         !codec_matrix_bytes(k->codec, k->hidden, k->inner, &down))
         return;
@@ -236,33 +293,49 @@ static void check_bank(struct stream *s, const struct bank_entry *k)
             at += n;
         }
         hr_error err = {0};
-        if (record_check_crc(k, e, r.crc, &err) != HR_OK) failed(v, &err);
+        if (record_check_crc(k, e, r.crc, &err) != HR_OK || /* damaged: what it holds says nothing */
+            record_check_finite(k, e, r.part, &err) != HR_OK)
+            failed(v, &err);
     }
 }
 
-/* Pages localise a fault; the bytes between the rows and the page's number are zero. */
+/* A page of rows that begins at byte `offset`; what lies between the rows and its number is zero. */
+static void check_page(struct verify *v, const uint8_t *page, uint64_t offset)
+{
+    const struct ngram_entry *n = &v->c->ngram;
+    const uint64_t per_page = ROW_PAGE_PAYLOAD / n->row_bytes;
+    const uint64_t number = offset / ROW_PAGE, first = number * per_page;
+    const uint64_t rows = n->rows - first < per_page ? n->rows - first : per_page;
+    const uint64_t used = rows * n->row_bytes;
+    struct unfit unfit = {0, 0};
+    uint64_t where;
+    if (!row_page_valid(page, number)) {
+        fault(v, NGRAM_NAME ": page %llu (byte %llu, rows %llu to %llu) is damaged or out of place",
+              (unsigned long long)number, (unsigned long long)offset, (unsigned long long)first,
+              (unsigned long long)(first + rows));
+        return;
+    }
+    if (find_nonzero(page, 0, ROW_PAGE, used, ROW_PAGE_PAYLOAD, &where))
+        fault(v, NGRAM_NAME ": byte %llu is padding and not zero",
+              (unsigned long long)(offset + where));
+    finite_scan(n->row_bytes == 2 * n->dim ? CODEC_BF16 : CODEC_F32, rows, n->dim, 0, page,
+                (size_t)used, &unfit);
+    if (unfit.count > 0)
+        fault(v, NGRAM_NAME ": page %llu: %llu numbers that must be finite are not, the first is a "
+              "weight at byte %llu of the file", (unsigned long long)number,
+              (unsigned long long)unfit.count, (unsigned long long)(offset + unfit.first));
+}
+
 static void check_ngram(struct stream *s)
 {
     struct verify *v = s->v;
-    const struct ngram_entry *n = &v->c->ngram;
-    const uint64_t per_page = ROW_PAGE_PAYLOAD / n->row_bytes;
-    while (s->at < n->bytes && s->at < s->bytes) {
-        const uint64_t start = s->at, end = n->bytes < s->bytes ? n->bytes : s->bytes;
+    const uint64_t bytes = v->c->ngram.bytes;
+    while (s->at < bytes && s->at < s->bytes) {
+        const uint64_t start = s->at, end = bytes < s->bytes ? bytes : s->bytes;
         const size_t count = at_most(end - start);
-        uint64_t where;
         if (!next_block(s, count)) return;
-        for (size_t at = 0; at + ROW_PAGE <= count; at += ROW_PAGE) {
-            const uint64_t number = (start + at) / ROW_PAGE, first = number * per_page;
-            const uint64_t rows = n->rows - first < per_page ? n->rows - first : per_page;
-            const uint8_t *page = v->block + at;
-            if (!row_page_valid(page, number))
-                fault(v, NGRAM_NAME ": page %llu (byte %llu, rows %llu to %llu) is damaged or out "
-                      "of place", (unsigned long long)number, (unsigned long long)(start + at),
-                      (unsigned long long)first, (unsigned long long)(first + rows));
-            else if (find_nonzero(page, 0, ROW_PAGE, rows * n->row_bytes, ROW_PAGE_PAYLOAD, &where))
-                fault(v, NGRAM_NAME ": byte %llu is padding and not zero",
-                      (unsigned long long)(start + at + where));
-        }
+        for (size_t at = 0; at + ROW_PAGE <= count; at += ROW_PAGE)
+            check_page(v, v->block + at, start + at);
     }
 }
 
@@ -314,7 +387,7 @@ static void check_file(struct verify *v, const char *name)
         if (k != NULL)
             check_bank(&s, k);
         else if (strcmp(name, TRUNK_NAME) == 0)
-            check_trunk(&s);
+            check_trunk_file(&s);
         else if (strcmp(name, NGRAM_NAME) == 0)
             check_ngram(&s);
         else if (strcmp(name, CODEBOOKS_NAME) == 0 && codebooks_load(v->dir_fd, v->c, &err) != HR_OK)

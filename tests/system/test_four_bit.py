@@ -276,9 +276,10 @@ def test_mxfp4_scales_that_are_no_numbers_are_refused_by_name(tmp_path, capsys):
         tensors[tensor] = (dtype, shape, array.tobytes())
 
     edit(name.replace("_scales", "_blocks"), 0x77)
-    edit(name, (255, 120))
+    edit(name, (255, 255))
     write_safetensors(source / "model.safetensors", tensors)
     (source / "config.json").write_bytes((FIXTURES / "gpt_oss" / "config.json").read_bytes())
     assert run(source, tmp_path / "out", "--experts", "auto", *IDS_ONLY) != 0
     said = capsys.readouterr().err
     assert "scale byte is 255" in said and "expert 1" in said and "gate_up_proj" in said
+    assert "2 such scales" in said

@@ -78,15 +78,17 @@ def pack_codes(codec: str, rows: np.ndarray, cols: int, what: str, first_row: in
     codes, scales = rows[:, :wide], np.ascontiguousarray(rows[:, wide:])
     if codec == "int4":
         bits = scales.view("<u2")
-        _refuse(((bits & 0x7F80) == 0x7F80).any(axis=1), what, first_row, "a scale is not finite")
+        _refuse((bits & 0x7F80) == 0x7F80, what, first_row, "a scale is not finite")
         return four_bit.pack(codec, codes, bits)
     groups = ceil_div(cols, GROUP)
-    _refuse((scales[:, :groups] == 255).any(axis=1), what, first_row,
+    _refuse(scales[:, :groups] == 255, what, first_row,
             "a scale byte is 255, which is not a number")
     return four_bit.pack(codec, codes, four_bit.settle_exponents(codes, scales))
 
 
 def _refuse(bad: np.ndarray, what: str, first_row: int, why: str) -> None:
-    if bad.any():
-        row = first_row + int(np.flatnonzero(bad)[0])
-        raise ConvertError(f"{what}, row {row}: {why}", EXIT_BAD_INPUT)
+    """bad: bool [rows, groups]"""
+    if count := int(bad.sum()):
+        row = first_row + int(np.flatnonzero(bad.any(axis=1))[0])
+        more = f"; {count} such scales in these {len(bad)} rows" if count > 1 else ""
+        raise ConvertError(f"{what}, row {row}: {why}{more}", EXIT_BAD_INPUT)
