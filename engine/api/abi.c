@@ -10,6 +10,7 @@
 #include "kernels/kernels.h"
 #include "model/session.h"
 #include "model/token_cost.h"
+#include "store/cache_drives.h"
 
 /* The opaque types are the internal ones under their public names. */
 static struct model *model_of(const hr_model *m)

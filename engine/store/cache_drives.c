@@ -222,14 +222,13 @@ static hr_status read_from(struct expert_cache *x, uint32_t b, uint32_t drive, b
     return s;
 }
 
-void cache_read_record(void *cache, uint32_t b, uint32_t drive)
+hr_status cache_fill(struct expert_cache *x, uint32_t b, uint32_t drive, hr_error *err)
 {
-    struct expert_cache *x = cache;
     struct cache_buffer *f = &x->buffer[b];
     const uint32_t bank = f->bank, drives = x->container->drive_count;
     uint64_t retries = 0;
-    hr_error error = {0}, other = {0};
-    hr_status s = read_from(x, b, drive, f->check, &retries, &error);
+    hr_error other = {0};
+    hr_status s = read_from(x, b, drive, f->check, &retries, err);
     const bool failed = s != HR_OK;
     for (uint32_t i = 0; i < drives && s != HR_OK; i++) {
         if (i == drive || !holds(&x->drive[i], bank)) continue;
@@ -241,8 +240,8 @@ void cache_read_record(void *cache, uint32_t b, uint32_t drive)
     pthread_mutex_lock(&x->lock);
     x->stats.retries += retries;
     x->stats.fallbacks += failed && s == HR_OK;
-    cache_read_done(x, b, s, &error);
     pthread_mutex_unlock(&x->lock);
+    return s;
 }
 
 static const char *mode_of(const struct expert_cache *x, uint32_t first, uint32_t count)

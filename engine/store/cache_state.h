@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "store/cache_drives.h"
 #include "store/cache_policy.h"
 #include "store/direct_io.h"
 #include "store/expert_cache.h"
@@ -117,15 +118,15 @@ uint32_t cache_pop_free(struct expert_cache *x, enum cache_buffer_kind kind);
  * back unless a thread has begun. With the lock held. */
 void cache_start_read(struct expert_cache *x, uint32_t b, uint32_t bank, uint32_t expert, bool low);
 bool cache_cancel_read(struct expert_cache *x, uint32_t b);
-/* The job of a reader thread: fills buffer b and calls cache_read_done. */
-void cache_read_record(void *cache, uint32_t b, uint32_t drive);
+/* Fills buffer b from `drive`, or from another that has the record; without the lock. */
+hr_status cache_fill(struct expert_cache *x, uint32_t b, uint32_t drive, hr_error *err);
 /* Opens the bank files of all drives; depths by measuring where asked for. */
 hr_status cache_open_drives(struct expert_cache *x, bool direct, hr_error *err);
 void cache_calibrate(struct expert_cache *x, uint32_t io_threads);
 void cache_close_drives(struct expert_cache *x);
 
-/* expert_cache.c: tells who waits for buffer b; with the lock held. */
-void cache_read_done(struct expert_cache *x, uint32_t b, hr_status s, const hr_error *error);
+/* expert_cache.c: the job of a reader thread; without the lock. */
+void cache_read_record(void *cache, uint32_t b, uint32_t drive);
 
 /* cache_ahead.c, with the lock held: a lane asks for what was read ahead; what it has not asked for
  * is given up; a read ahead that nobody has claimed is done. */

@@ -85,7 +85,7 @@ static void fail_waiters(struct expert_cache *x, uint32_t b, const hr_error *err
     }
 }
 
-void cache_read_done(struct expert_cache *x, uint32_t b, hr_status s, const hr_error *error)
+static void read_done(struct expert_cache *x, uint32_t b, hr_status s, const hr_error *error)
 {
     const uint32_t bank = x->buffer[b].bank;
     if (x->buffer[b].kind == BUFFER_AHEAD)
@@ -95,6 +95,16 @@ void cache_read_done(struct expert_cache *x, uint32_t b, hr_status s, const hr_e
     else
         fail_waiters(x, b, error);
     wake(x, bank);
+}
+
+void cache_read_record(void *cache, uint32_t b, uint32_t drive)
+{
+    struct expert_cache *x = cache;
+    hr_error error = {0};
+    const hr_status s = cache_fill(x, b, drive, &error);
+    pthread_mutex_lock(&x->lock);
+    read_done(x, b, s, &error);
+    pthread_mutex_unlock(&x->lock);
 }
 
 /* Shell sort: batches are short and often sorted already, and nothing may be allocated. */
