@@ -106,6 +106,8 @@ class Preflight:
     notes: list[str] = field(default_factory=list)
     books: dict[int, codebooks.Books] = field(default_factory=dict)
     """Of the layers that need some, once codebooks.bin is there."""
+    rewrite: Callable[[Bank, int, np.ndarray], np.ndarray] | None = None
+    """Of a measurement: bank, kind and rows of an expert matrix -> what is encoded in their place."""
     importance: Callable[[Preflight, Bank, int], np.ndarray | None] | None = None
     """Bank and expert -> what the inputs of its down matrix weigh when it is encoded."""
 

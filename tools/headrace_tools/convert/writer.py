@@ -168,6 +168,8 @@ def _encoded(
         return
     values = read_rows(pre.checkpoint, (piece,), first, count, bad)
     _refuse_overflow(bank.codec, values, bad)
+    if pre.rewrite is not None:
+        values = pre.rewrite(bank, kind, values)
     if bank.codec in RVQ_BITS:
         threads = max(1, (os.cpu_count() or 1) // pre.workers())
         encoder = codebooks.quantizer(bank.codec, pre.options.effort, threads)

@@ -15,8 +15,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..convert import cli, options
-from ..convert.errors import EXIT_BAD_INPUT, EXIT_USAGE
+from ..convert import cli, options, writer
+from ..convert.errors import EXIT_BAD_INPUT, EXIT_USAGE, ConvertError
+from ..convert.preflight import preflight, record_layout
+from . import scalar
 from .compare import DEFAULT_WINDOW, Comparison, Request, compare
 from .kld import Progress, guarded, interval, positive
 
@@ -24,15 +26,28 @@ _REFERENCE = "bf16"
 # Not a codec but a rule that picks one of the others.
 _RULE = "auto"
 _TRUNK = "int8"
+_SCALAR = "scalar3"
+"""Not of the engine: see scalar.py."""
+_HYBRID = "hybrid"
+"""A codec for every layer, as --budget among the further options decides."""
+_CALIBRATED = ("--budget", "--importance")
+"""Options that need a calibration text and a reference."""
+_SCALAR_LAYOUT = "rvq4x64"
+"""Has the same bits and row scales."""
 _END = "<|endoftext|>"
 # Where gate and down begin in an expert record (formats/container.md).
 _HEADER_BYTES, _GATE_FIELD, _DOWN_FIELD = 64, 32, 48
 
 _EPILOG = """A choice is EXPERTS or EXPERTS/TRUNK, and may be followed by further options of
 headrace-convert: --codecs int8 bf16/int8 'int8 --allow-nonfinite'. Without a TRUNK the trunk has
-the experts' codec where it can, otherwise int8. Without --codecs: every codec for the experts with
-a bf16 trunk, every codec for the trunk with bf16 experts, and every codec for the experts with an
-int8 trunk.
+the experts' codec where it can, otherwise int8. EXPERTS may also be hybrid, with --budget SIZE
+behind it, and scalar3, a baseline that is no codec of the engine: eight levels and a scale for each
+row, run as int8; its sizes are those it would have. Without --codecs: every codec for the experts
+with a bf16 trunk, every codec for the trunk with bf16 experts, and every codec for the experts with
+an int8 trunk.
+
+Choices with --budget or --importance are calibrated on the first tenth of the text, and the whole
+table is measured on the rest, unless --calibration names another text.
 
 "bits" are those of a weight of the experts' gate and up matrices with their scales; headers,
 padding and codebooks are in the sizes only. Exit codes are those of headrace-kld."""
@@ -52,10 +67,20 @@ class Choice:
         first, *extra = shlex.split(text) or [""]
         experts, _, trunk = first.partition("/")
         trunk = trunk or (experts if experts in options.TRUNK_CODECS else _TRUNK)
-        for codec, known in ((experts, options.EXPERT_CHOICES), (trunk, options.TRUNK_CODECS)):
+        offered = (*options.EXPERT_CHOICES, _SCALAR, _HYBRID)
+        for codec, known in ((experts, offered), (trunk, options.TRUNK_CODECS)):
             if codec not in known:
                 raise ValueError(f"{text!r}: {codec!r} is none of {', '.join(known)}")
+        if (experts == _HYBRID) != ("--budget" in extra):
+            raise ValueError(f"{text!r}: {_HYBRID} and --budget go together")
+        if experts == _SCALAR and extra:
+            raise ValueError(f"{text!r}: {_SCALAR} has no further options")
         return cls(experts, trunk, tuple(extra))
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether converting needs a calibration text."""
+        return any(option in self.extra for option in _CALIBRATED)
 
     def __str__(self) -> str:
         return " ".join([f"{self.experts}/{self.trunk}", *self.extra])
@@ -73,8 +98,9 @@ def choices() -> list[Choice]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a container's parts, and stored bits for a weight of the experts."""
+    """Bytes of a container and of its parts, and stored bits for a weight of the experts."""
 
+    whole: int
     experts: int
     trunk: int
     bits: float
@@ -82,6 +108,7 @@ class Sizes:
     @classmethod
     def of(cls, container: Path) -> Sizes:
         manifest = json.loads((container / "manifest.json").read_text(encoding="utf-8"))
+        whole = sum(path.stat().st_size for path in container.iterdir())
         total = stored = weights = 0
         for bank in manifest["experts"]:
             path = container / bank["file"]
@@ -94,13 +121,28 @@ class Sizes:
             stored += (down - gate) * bank["experts"]
             weights += 2 * bank["hidden"] * bank["inner"] * bank["experts"]
         bits = 8 * stored / weights if weights else 0.0
-        return cls(total, (container / manifest["trunk"]["file"]).stat().st_size, bits)
+        trunk = (container / manifest["trunk"]["file"]).stat().st_size
+        return cls(whole, total, trunk, bits)
+
+    def as_scalar(self, container: Path) -> Sizes:
+        """What the baseline, which is run as this container, would have itself."""
+        manifest = json.loads((container / "manifest.json").read_text(encoding="utf-8"))
+        experts = stored = weights = 0
+        for bank in manifest["experts"]:
+            hidden, inner = bank["hidden"], bank["inner"]
+            (gate, _, down), _, record = record_layout(
+                _SCALAR_LAYOUT, hidden, inner, bank.get("bias", False)
+            )
+            experts += record * bank["experts"]
+            stored += (down - gate) * bank["experts"]
+            weights += 2 * hidden * inner * bank["experts"]
+        return Sizes(self.whole - self.experts + experts, experts, self.trunk, 8 * stored / weights)
 
 
 def _row(choice: Choice, sizes: Sizes, perplexity: float, rest: list[str]) -> str:
     experts = " ".join([choice.experts, *choice.extra])
-    mib = [f"{count / 2**20:.2f}" for count in (sizes.experts, sizes.trunk)]
-    cells = [experts, choice.trunk, *mib, f"{sizes.bits:.2f}", f"{perplexity:.3f}", *rest]
+    mb = [f"{count / 1e6:.3f}" for count in (sizes.whole, sizes.experts)]
+    cells = [experts, choice.trunk, *mb, f"{sizes.bits:.2f}", f"{perplexity:.3f}", *rest]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -112,10 +154,25 @@ def _measured(result: Comparison) -> list[str]:
     ]
 
 
-def _convert(source: Path, target: Path, choice: Choice) -> int:
+def _convert(source: Path, target: Path, choice: Choice, calibration: list[str]) -> int:
     """Runs the converter; returns its exit code."""
-    codecs = ["--experts", choice.experts, "--trunk", choice.trunk]
-    return cli.main([str(source), str(target), *codecs, "--quiet", *choice.extra])
+    if choice.experts == _SCALAR:
+        return _convert_scalar(source, target, choice.trunk)
+    codecs = ["--trunk", choice.trunk]
+    codecs += [] if choice.experts == _HYBRID else ["--experts", choice.experts]
+    more = [*choice.extra, *(calibration if choice.calibrated else [])]
+    return cli.main([str(source), str(target), *codecs, "--quiet", *more])
+
+
+def _convert_scalar(source: Path, target: Path, trunk: str) -> int:
+    try:
+        pre = preflight(source, options.Options("int8", trunk))
+        pre.raise_faults()
+        writer.convert(scalar.stand_in(pre), target)
+    except ConvertError as error:
+        print(f"quality: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
 
 
 def _remove(container: Path) -> None:
@@ -126,14 +183,36 @@ def _remove(container: Path) -> None:
         container.rmdir()
 
 
+@dataclass(frozen=True)
+class Texts:
+    """What is measured, what follows it, and what calibrated choices are calibrated on."""
+
+    measured: Path
+    end: str | None
+    calibration: Path | None
+
+
+def _texts(args: argparse.Namespace, wanted: list[Choice], folder: Path) -> Texts:
+    text = args.text or args.source.absolute().parent / "val.txt"
+    end = args.end if args.text or args.end else _END
+    if args.calibration is not None or not any(choice.calibrated for choice in wanted):
+        return Texts(text, end, args.calibration)
+    data = text.read_bytes()
+    cut = data.find(b"\n", len(data) // 10) + 1
+    parts = [folder / name for name in ("calibration.txt", "measured.txt")]
+    for path, part in zip(parts, (data[:cut], data[cut:]), strict=True):
+        path.write_bytes(part)
+    return Texts(parts[1], end, parts[0])
+
+
 def _table(args: argparse.Namespace, wanted: list[Choice], folder: Path) -> int:
     """Prints the table; returns the exit code."""
     reference = Choice.parse(args.reference)
     base, candidate = folder / "reference", folder / "candidate"
-    if code := _convert(args.source, base, reference):
+    texts = _texts(args, wanted, folder)
+    if code := _convert(args.source, base, reference, []):
         return code
-    text = args.text or args.source.absolute().parent / "val.txt"
-    end = args.end if args.text or args.end else _END
+    calibration = ["--calibration", str(texts.calibration), "--reference", str(base)]
     others = [choice for choice in wanted if choice != reference]
     refused = 0
     rows: list[str] = []
@@ -141,7 +220,7 @@ def _table(args: argparse.Namespace, wanted: list[Choice], folder: Path) -> int:
     for choice in others or [reference]:
         print(f"quality: {choice}", file=sys.stderr, flush=True)
         target = base if choice == reference else candidate
-        if target is candidate and (code := _convert(args.source, candidate, choice)):
+        if target is candidate and (code := _convert(args.source, candidate, choice, calibration)):
             if code not in (EXIT_USAGE, EXIT_BAD_INPUT):
                 return code
             refused = refused or code  # a codec that is not for this checkpoint
@@ -151,8 +230,8 @@ def _table(args: argparse.Namespace, wanted: list[Choice], folder: Path) -> int:
         request = Request(
             base,
             target,
-            text=text,
-            end=end,
+            text=texts.measured,
+            end=texts.end,
             window=args.window,
             limit=args.windows,
             ram=args.ram,
@@ -164,7 +243,10 @@ def _table(args: argparse.Namespace, wanted: list[Choice], folder: Path) -> int:
         finally:
             shown.close()
         if target is candidate:
-            rows.append(_row(choice, Sizes.of(target), result.cand.perplexity, _measured(result)))
+            sizes = Sizes.of(target)
+            if choice.experts == _SCALAR:
+                sizes = sizes.as_scalar(target)
+            rows.append(_row(choice, sizes, result.cand.perplexity, _measured(result)))
             _remove(candidate)
     if result is not None:
         _print(reference, Sizes.of(base), result, rows)
@@ -176,7 +258,7 @@ def _print(reference: Choice, sizes: Sizes, result: Comparison, rows: list[str])
         f"{result.predictions:,} predictions in {result.windows} windows of {result.window}; "
         f"KL in nats from {reference}, with its 95 % interval.\n"
     )
-    names = ["experts", "trunk", "experts, MiB", "trunk, MiB", "bits", "perplexity", "KL"]
+    names = ["experts", "trunk", "container, MB", "experts, MB", "bits", "perplexity", "KL"]
     print("| " + " | ".join([*names, "interval", "top-1"]) + " |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |")
     print(_row(reference, sizes, result.ref.perplexity, ["0", "", "100 %"]))
@@ -202,6 +284,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         type=Path,
         help=f"text to score (default: val.txt beside SRC, with {_END} behind it)",
+    )
+    parser.add_argument(
+        "--calibration", metavar="FILE", type=Path, help="text for --budget and --importance"
     )
     parser.add_argument("--end", metavar="TEXT", help="control token(s) that follow the text")
     parser.add_argument("--window", metavar="N", type=positive, default=DEFAULT_WINDOW)
