@@ -54,7 +54,7 @@ static enum codec next_codec(enum codec c)
     return strcmp(codec_name(c), codec_name(CODEC_NONE)) == 0 ? CODEC_NONE : c;
 }
 
-static hr_status give(struct run *r, hr_bench_row *row, hr_error *err)
+static hr_status report_row(struct run *r, hr_bench_row *row, hr_error *err)
 {
     if (r->callback && r->callback(r->user, row) != 0)
         return fail(err, HR_ERR_CANCELLED, "the callback stopped the benchmark");
@@ -79,7 +79,7 @@ static hr_status measure_row(struct run *r, const char *name, int32_t kind, uint
     row.peak_ratio = rates.peak_ratio.median;
     row.peak_spread = rates.peak_ratio.spread;
     row.seconds = rates.seconds;
-    return give(r, &row, err);
+    return report_row(r, &row, err);
 }
 
 static void fill(struct run *r, enum codec c)
@@ -139,14 +139,14 @@ static hr_status summary(struct run *r, hr_error *err)
     row.bytes_per_second = read.median;
     row.spread = read.spread;
     row.read_ratio = 1;
-    TRY(give(r, &row, err));
+    TRY(report_row(r, &row, err));
     row.kind = HR_BENCH_PEAK;
     snprintf(row.name, sizeof row.name, "dot peak");
     row.bytes_per_second = row.read_ratio = 0;
     row.macs_per_second = peak.median;
     row.spread = peak.spread;
     row.peak_ratio = 1;
-    return give(r, &row, err);
+    return report_row(r, &row, err);
 }
 
 static uint32_t row_count(void)
