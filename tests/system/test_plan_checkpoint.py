@@ -64,6 +64,18 @@ def test_the_plan_is_that_of_the_container(headrace, forecast, model_dir) -> Non
     assert abs(here["cache_slots"] - there.cache_slots) <= 12
 
 
+def test_plan_of_the_converter_says_what_running_takes(headrace, capsys, model_dir) -> None:
+    from headrace_tools.convert import cli as convert
+
+    assert convert.main([str(CHECKPOINT), "--plan", "--json", "--experts", "int8"]) == 0
+    running = json.loads(capsys.readouterr().out)["running"]
+    there = headrace.plan(model_dir)
+    assert 0 <= running["floor"] - there.floor < 1 << 20
+    assert running["bytes_per_token_cold"] == there.experts_per_token
+    assert convert.main([str(CHECKPOINT), "--plan"]) == 0
+    assert "headrace-plan" in capsys.readouterr().out
+
+
 def test_for_people(headrace, capsys, tmp_path) -> None:
     code, out, _ = run(capsys, CHECKPOINT, "--experts", "rvq2,int8", "--ram", "64MiB", "--seconds", "0.1",
                        "--target", tmp_path / "new" / "container")

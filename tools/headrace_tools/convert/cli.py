@@ -15,7 +15,7 @@ from . import allocation, importance, paths, requantised
 from .errors import EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertError
 from .options import EFFORTS, EXPERT_CHOICES, RVQ_CODECS, TRUNK_CODECS, Options
 from .preflight import Preflight, check_places, plan_report, preflight
-from .writer import already_converted, convert
+from .writer import already_converted, convert, manifest_to_be
 
 _EPILOG = """exit codes: 0 ok, 2 usage, 3 bad input, 4 not enough memory, 5 I/O (disk full),
 130 interrupted. An interrupted conversion continues when the same command is given again."""
@@ -211,6 +211,10 @@ def _plan_text(report: dict[str, object], pre: Preflight) -> str:
         f"time        about {human_seconds(float(report['seconds']))}",  # type: ignore[arg-type]
         f"stop ids    {', '.join(map(str, pre.stop_ids)) or 'none'}",
     ]
+    if isinstance(running := report["running"], dict):
+        floor, recommended, cold = (human_bytes(value) for value in running.values())
+        lines.append(f"to run      ram {floor} at least, {recommended} recommended; a token reads "
+                     f"{cold} of experts (headrace-plan forecasts the speed)")
     lines += [f"note        {note}" for note in pre.notes]
     return "\n".join(lines)
 
@@ -248,6 +252,25 @@ def _engine_verify() -> Callable[[Path], None] | None:
             )
 
     return verify
+
+
+def _running(pre: Preflight) -> dict[str, int] | None:
+    """Bytes that the container takes to run, by the engine when it is here: the floor, the ram that
+    holds everything or is safe, and what a token reads from disk when nothing is cached."""
+    try:
+        import headrace
+
+        plan = headrace.plan_manifest(manifest_to_be(pre))
+    except (ImportError, AttributeError, OSError):
+        return None
+    except headrace.HeadraceError as error:
+        pre.notes.append(f"the engine does not plan this container: {error}")
+        return None
+    return {
+        "floor": plan.floor,
+        "recommended": plan.recommended,
+        "bytes_per_token_cold": plan.experts_per_token,
+    }
 
 
 def _convert(pre: Preflight, target: Path, args: argparse.Namespace) -> dict[str, object]:
@@ -377,7 +400,8 @@ def _run(args: argparse.Namespace) -> int:
         raise ConvertError("--activations is for experts in mxfp4, and there are none", EXIT_USAGE)
     if args.plan:
         if pre.plan.tensors:
-            report = plan_report(pre, target)
+            running = None if pre.faults else _running(pre)
+            report = plan_report(pre, target) | {"running": running}
             if args.json:
                 print(json.dumps(report, sort_keys=True, indent=1))
             elif not pre.faults:
