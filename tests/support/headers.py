@@ -34,7 +34,7 @@ def public_header() -> list[Path]:
 def internal_headers() -> list[Path]:
     """Every header under engine/ that declares an interface: not those that need an instruction
     set's own types, nor the bodies that one kernel file shares with another."""
-    found = sorted((ROOT / "engine").glob("*/*.h"))
+    found = sorted(h for h in (ROOT / "engine").glob("*/*.h") if h.parent.name != "windows")
     return [h for h in found if not h.name.startswith("v16_") and not h.stem.endswith("_body")
             and not _ISA_HEADER.search(h.read_text())]
 
