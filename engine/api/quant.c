@@ -190,6 +190,40 @@ static hr_status encode_rvq(const struct job *job, const void *set, const float 
     return st;
 }
 
+/* Panels of 4-bit blobs lie one after the other and know nothing of each other. */
+struct panels {
+    enum codec codec;
+    const float *w;
+    uint32_t rows, cols;
+    size_t stride;
+    uint8_t *blob;
+};
+
+static void panel_task(void *p, uint32_t panel, uint32_t worker)
+{
+    const struct panels *c = p;
+    const uint32_t first = panel * 64, left = c->rows - first;
+    (void)worker;
+    matrix_encode(c->codec, c->w + (size_t)first * c->cols, left < 64 ? left : 64, c->cols,
+                  c->blob + panel * c->stride);
+}
+
+static hr_status encode_panels(const struct job *job, const float *w, uint32_t rows, uint32_t cols,
+                               void *blob, hr_error *err)
+{
+    struct panels c = {job->codec, w, rows, cols, 0, blob};
+    struct mem_budget mem;
+    struct pool *pool = NULL;
+    const uint32_t panels = (rows - 1) / 64 + 1;
+    const uint32_t threads = job->threads < panels ? job->threads : panels;
+    TRY(sizes(job, 64, cols, &c.stride, err));
+    mem_budget_init(&mem, 0);
+    TRY(pool_create(threads, &mem, &pool, err));
+    pool_run(pool, panels, panel_task, &c);
+    pool_free(pool);
+    return HR_OK;
+}
+
 hr_status hr_quant_encode(const hr_quant_params *params, const void *books, const float *w,
                           uint32_t rows, uint32_t cols, const float *importance, void *blob,
                           hr_error *err)
@@ -205,6 +239,8 @@ hr_status hr_quant_encode(const hr_quant_params *params, const void *books, cons
     const uint64_t mode = float_mode_enter();
     if (job.shape)
         st = encode_rvq(&job, books, w, rows, cols, importance, blob, err);
+    else if (codec_is_4bit(job.codec))
+        st = encode_panels(&job, w, rows, cols, blob, err);
     else
         matrix_encode(job.codec, w, rows, cols, blob);
     float_mode_leave(mode);

@@ -75,78 +75,120 @@ void mxfp4_row(const uint8_t *panels, size_t cols_pad, size_t cols, size_t r, fl
     }
 }
 
-/* code[i]: the nearest weight of x when ceil(2x) = i - TABLE_REACH; ties go to the lower. The middles
- * between weights are multiples of one half, so ceil(2x) decides. */
-enum { TABLE_REACH = 64 };
-struct nearest {
-    const int8_t *table;
-    uint8_t code[2 * TABLE_REACH + 1];
+/* Vectors of the base instruction set: results are the same on every machine. */
+typedef float lanes __attribute__((vector_size(16)));
+typedef int32_t lane_bits __attribute__((vector_size(16)));
+enum { LANES = 4, VECTORS = GROUP / LANES };
+
+/* The nearest weight of x is the lowest plus every step whose middle x exceeds; ties go to the lower
+ * one. */
+enum { WEIGHT_REACH = 32 };
+struct levels {
+    float lowest;
+    lanes middle[15], step[15];
+    uint8_t code[2 * WEIGHT_REACH + 1]; /* of a weight + WEIGHT_REACH */
 };
 
-static void nearest_init(struct nearest *n, const int8_t table[16])
+static lanes all(float x)
 {
-    uint8_t code = 0;
-    n->table = table;
-    for (int i = 0; i <= 2 * TABLE_REACH; i++) {
-        while (code < 15 && i - TABLE_REACH > table[code] + table[code + 1])
-            code++;
-        n->code[i] = code;
+    return (lanes){ x, x, x, x };
+}
+
+static struct levels levels_of(const int8_t table[16])
+{
+    struct levels l = { .lowest = table[0] };
+    for (size_t i = 0; i < 15; i++) {
+        l.middle[i] = all((float)(table[i] + table[i + 1]) * 0.5f);
+        l.step[i] = all((float)(table[i + 1] - table[i]));
+    }
+    for (uint8_t i = 0; i < 16; i++)
+        l.code[table[i] + WEIGHT_REACH] = i;
+    return l;
+}
+
+/* x = w / scale and q, the weights nearest to it. */
+static void nearest_weights(const struct levels *l, const lanes w[VECTORS], float scale,
+                            lanes x[VECTORS], lanes q[VECTORS])
+{
+    const lanes inverse = all(1.0f / scale), lowest = all(l->lowest);
+    for (size_t v = 0; v < VECTORS; v += 4) { /* four sums hide each other's latency */
+        const lanes x0 = w[v] * inverse, x1 = w[v + 1] * inverse, x2 = w[v + 2] * inverse,
+                    x3 = w[v + 3] * inverse;
+        lanes q0 = lowest, q1 = lowest, q2 = lowest, q3 = lowest;
+        for (size_t j = 0; j < 15; j++) {
+            const lanes middle = l->middle[j];
+            const lane_bits step = (lane_bits)l->step[j];
+            q0 += (lanes)((x0 > middle) & step);
+            q1 += (lanes)((x1 > middle) & step);
+            q2 += (lanes)((x2 > middle) & step);
+            q3 += (lanes)((x3 > middle) & step);
+        }
+        x[v] = x0, x[v + 1] = x1, x[v + 2] = x2, x[v + 3] = x3;
+        q[v] = q0, q[v + 1] = q1, q[v + 2] = q2, q[v + 3] = q3;
     }
 }
 
-static uint8_t nearest_code(const struct nearest *n, float x)
+static float fold(lanes a)
 {
-    const float twice = x + x;
-    if (!(twice > -TABLE_REACH)) return n->code[0];
-    return n->code[twice < TABLE_REACH ? (int)ceilf(twice) + TABLE_REACH : 2 * TABLE_REACH];
+    return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* Nearest codes for a scale; returns their squared error, and the best scale for them. */
-static double fit_codes(const struct nearest *near, const float *w, size_t n, float scale,
-                        uint8_t *codes, float *better)
+/* The scale with the least squared error for the weights nearest with `scale`. */
+static float better_scale(const struct levels *l, const lanes w[VECTORS], float scale)
 {
-    const float inverse = 1.0f / scale;
-    float dot = 0, norm = 0;
-    double error = 0;
-    for (size_t i = 0; i < n; i++) {
-        codes[i] = nearest_code(near, w[i] * inverse);
-        const float q = (float)near->table[codes[i]], miss = w[i] - scale * q;
-        dot += w[i] * inverse * q;
-        norm += q * q;
-        error += (double)miss * (double)miss;
+    lanes x[VECTORS], q[VECTORS], dot = all(0), norm = all(0);
+    nearest_weights(l, w, scale, x, q);
+    for (size_t v = 0; v < VECTORS; v++) {
+        dot += x[v] * q[v];
+        norm += q[v] * q[v];
     }
-    *better = norm > 0 ? scale * (dot / norm) : scale;
-    return error;
+    const float square = fold(norm);
+    return square > 0 ? scale * (fold(dot) / square) : scale;
+}
+
+/* The squared error in units of the square of the scale, which keeps it in range. */
+static float group_error(const struct levels *l, const lanes w[VECTORS], float scale,
+                         lanes q[VECTORS])
+{
+    lanes x[VECTORS], error = all(0);
+    nearest_weights(l, w, scale, x, q);
+    for (size_t v = 0; v < VECTORS; v++)
+        error += (x[v] - q[v]) * (x[v] - q[v]);
+    return fold(error);
 }
 
 /* Tries scales that put the largest weight near either end of the table. */
-static uint16_t fit_group(const struct nearest *near, const float *w, size_t n, uint8_t *best)
+static uint16_t fit_group(const int8_t table[16], const struct levels *l, const float w[GROUP],
+                          uint8_t codes[GROUP])
 {
     static const float reaches[] = { 0.84f, 0.92f, 1.0f, 1.08f, 1.16f, 1.24f };
     enum { REACHES = sizeof reaches / sizeof *reaches };
-    float largest = 0;
-    for (size_t i = 0; i < n; i++)
+    lanes group[VECTORS], best[VECTORS], q[VECTORS];
+    float largest = 0, weight[GROUP] = { 0 };
+    for (size_t i = 0; i < GROUP; i++)
         largest = fabsf(w[i]) > fabsf(largest) ? w[i] : largest;
     uint16_t chosen = 0;
     double least = INFINITY;
+    memcpy(group, w, sizeof group);
     for (size_t t = 0; t < 2 * REACHES; t++) {
-        float scale = largest / ((float)near->table[t % 2 ? 15 : 0] * reaches[t / 2]);
-        float better;
-        uint8_t codes[GROUP];
+        float scale = largest / ((float)table[t % 2 ? 15 : 0] * reaches[t / 2]);
         if (scale == 0 || !isfinite(1.0f / scale))
             continue;
-        (void)fit_codes(near, w, n, scale, codes, &better);
-        const uint16_t bits = bf16_encode(better);
+        const uint16_t bits = bf16_encode(better_scale(l, group, scale));
         scale = bf16_decode(bits);
         if (scale == 0 || !isfinite(scale) || !isfinite(1.0f / scale))
             continue;
-        const double error = fit_codes(near, w, n, scale, codes, &better);
+        const double error = (double)group_error(l, group, scale, q) * (double)scale * (double)scale;
         if (error < least) {
             least = error;
             chosen = bits;
-            memcpy(best, codes, n);
+            memcpy(best, q, sizeof best);
         }
     }
+    if (chosen)
+        memcpy(weight, best, sizeof weight);
+    for (size_t i = 0; i < GROUP; i++)
+        codes[i] = l->code[(int)weight[i] + WEIGHT_REACH];
     return chosen;
 }
 
@@ -154,9 +196,8 @@ void nibble_encode(const int8_t table[16], const float *w, size_t rows, size_t c
 {
     const size_t rows_pad = (rows + NIBBLE_ROWS - 1) / NIBBLE_ROWS * NIBBLE_ROWS;
     const size_t cols_pad = (cols + NIBBLE_COLS - 1) / NIBBLE_COLS * NIBBLE_COLS;
-    struct nearest near;
-    nearest_init(&near, table);
-    const unsigned zero = nearest_code(&near, 0);
+    const struct levels levels = levels_of(table);
+    const unsigned zero = levels.code[WEIGHT_REACH];
     const size_t stride = panel_bytes(cols_pad, sizeof(uint16_t));
     const size_t scale_bytes = cols_pad / GROUP * NIBBLE_ROWS * sizeof(uint16_t);
     for (size_t p = 0; p < rows_pad / NIBBLE_ROWS; p++) {
@@ -169,9 +210,11 @@ void nibble_encode(const int8_t table[16], const float *w, size_t rows, size_t c
         uint16_t *scales = (void *)panel;
         for (size_t c = 0; c < cols; c += GROUP) {
             const size_t n = cols - c < GROUP ? cols - c : GROUP;
+            float group[GROUP] = { 0 };
             uint8_t codes[GROUP];
-            memset(codes, (int)zero, sizeof codes);
-            scales[c / GROUP * NIBBLE_ROWS + r % NIBBLE_ROWS] = fit_group(&near, w + c, n, codes);
+            memcpy(group, w + c, n * sizeof *group);
+            scales[c / GROUP * NIBBLE_ROWS + r % NIBBLE_ROWS] =
+                fit_group(table, &levels, group, codes);
             for (size_t i = 0; i < n; i++)
                 set_nibble(panel + scale_bytes, r, c + i, codes[i]);
         }

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from . import codebooks, paths
 from .errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertError
+from .library import quantizer
 from .preflight import Bank, Preflight
 from .requantised import decoded
 from .safetensors_source import NonFinite, blocks, require_regular
@@ -209,7 +210,7 @@ def _with_books(pre: Preflight, bank: Bank) -> Preflight:
     """`pre` with the codebooks that the bank's codec needs."""
     if not codebooks.file_bytes([bank.codec]):
         return pre
-    fitter = codebooks.quantizer(bank.codec, pre.options.effort)
+    fitter = quantizer(bank.codec, pre.options.effort)
     books = tuple(
         fitter.fit(codebooks.sample(pre.checkpoint, bank.spec, kind)) for kind in range(len(codebooks.KINDS))
     )

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..crc32c import crc32c
-from .errors import EXIT_USAGE, ConvertError
+from .errors import ConvertError
 from .families import BankSpec
+from .library import quantizer
 from .quantise import PANEL, RVQ_BITS, round_up
 from .rows import read_rows
 from .safetensors_source import Checkpoint, NonFinite
@@ -38,16 +39,6 @@ Books = tuple[np.ndarray, ...]
 def file_bytes(codecs: Iterable[str]) -> int:
     """Length of codebooks.bin for banks of these codecs; 0 when none needs it."""
     return sum(len(KINDS) * _BOOK_BYTES.get(codec, 0) for codec in codecs)
-
-
-def quantizer(codec: str, effort: str = "default", threads: int = 0) -> Quantizer:
-    """Raises ConvertError (usage) when the engine's library is not there."""
-    try:
-        from headrace.quant import Quantizer
-
-        return Quantizer(codec, effort=effort, threads=threads)
-    except ImportError as error:
-        raise ConvertError(f"{codec} is encoded by the engine: {error}", EXIT_USAGE) from None
 
 
 def sample(checkpoint: Checkpoint, bank: BankSpec, kind: int) -> np.ndarray:

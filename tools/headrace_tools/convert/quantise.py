@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from . import four_bit
+from .library import quantizer
 
 CODEC_NUMBERS = {"f32": 1, "f64": 2, "bf16": 3, "int8": 4, "mxfp4": 5, "int4": 6, "nl4": 7,
                  "rvq4x64": 8, "rvq3x256": 9, "rvq2x256": 10}
@@ -106,12 +107,13 @@ def decode(codec: str, blob: bytes | np.ndarray, rows: int, cols: int) -> np.nda
 
 
 def encode_block(
-    codec: str, weights: np.ndarray, first_row: int, rows: int
+    codec: str, weights: np.ndarray, first_row: int, rows: int, threads: int = 0
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Rows first_row.. of a matrix of `rows` rows -> (offset in the blob, bytes) parts.
 
     `weights` is float32 [n, cols] (float64 for f64); for int8 and the 4-bit codecs first_row
-    is a multiple of 64, and n is too unless the block ends the matrix.
+    is a multiple of 64, and n is too unless the block ends the matrix. `threads` are of the library,
+    which encodes the 4-bit codecs; 0: the physical cores.
     """
     cols = weights.shape[1]
     if codec == "int8" or codec in FOUR_BIT:
@@ -119,7 +121,7 @@ def encode_block(
             raise ValueError("blocks of panels start and end at panels")
     if codec in FOUR_BIT:
         at = first_row // PANEL * four_bit.panel_bytes(codec, cols)
-        yield at, four_bit.pack(codec, *four_bit.encode(codec, weights))
+        yield at, quantizer(codec, threads=threads).encode(weights)
         return
     if codec == "int8":
         scales, panels = encode_int8_panels(weights)

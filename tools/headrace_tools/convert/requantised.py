@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import codebooks
+from .library import quantizer
 from .quantise import RVQ_BITS, decode, matrix_bytes
 from .rows import read_rows
 from .safetensors_source import NonFinite
@@ -46,7 +47,7 @@ def decoded(pre: Preflight, bank: Bank, record: np.ndarray) -> list[np.ndarray]:
         blob = record[start : start + matrix_bytes(bank.codec, *shape)]
         if bank.codec in RVQ_BITS:
             assert books is not None
-            out.append(codebooks.quantizer(bank.codec).decode(blob, *shape, books[kind]))
+            out.append(quantizer(bank.codec).decode(blob, *shape, books[kind]))
         else:
             out.append(decode(bank.codec, blob, *shape))
     return out

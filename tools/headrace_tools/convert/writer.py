@@ -19,6 +19,7 @@ from . import codebooks, paths, requantised
 from .errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_USAGE, ConvertError
 from .families import Piece, TensorSpec
 from .four_bit import panel_bytes
+from .library import quantizer
 from .native import native_codec, pack_codes, stored_codes
 from .options import differing
 from .output import OutputDirectory, PartialFile
@@ -170,15 +171,15 @@ def _encoded(
     _refuse_overflow(bank.codec, values, bad)
     if pre.rewrite is not None:
         values = pre.rewrite(bank, kind, values)
+    threads = max(1, (os.cpu_count() or 1) // pre.workers())
     if bank.codec in RVQ_BITS:
-        threads = max(1, (os.cpu_count() or 1) // pre.workers())
-        encoder = codebooks.quantizer(bank.codec, pre.options.effort, threads)
+        encoder = quantizer(bank.codec, pre.options.effort, threads)
         book = pre.books[bank.spec.layer][kind]
         yield from codebooks.encode_rows(
             encoder, book, values, first, piece.total_rows, importance
         )
         return
-    yield from encode_block(bank.codec, values, first, piece.total_rows)
+    yield from encode_block(bank.codec, values, first, piece.total_rows, threads)
 
 
 def record_header(bank: Bank, expert: int) -> bytes:
