@@ -150,9 +150,9 @@ static void *run(void *arg)
 #if defined(_WIN32)
 
 /* No signal is ever delivered to a thread that is there already. */
-static int create_quiet(pthread_t *thread, const pthread_attr_t *attr, struct reader *r)
+static int create_quiet(struct reader_thread *t, const pthread_attr_t *attr)
 {
-    return pthread_create(thread, attr, run, r);
+    return pthread_create(&t->thread, attr, run, t);
 }
 
 #else
