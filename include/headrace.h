@@ -412,6 +412,18 @@ HR_API hr_status hr_quant_fit(const hr_quant_params *params, const float *w, uin
 HR_API hr_status hr_quant_encode(const hr_quant_params *params, const void *books, const float *w,
                                  uint32_t rows, uint32_t cols, const float *importance, void *blob,
                                  hr_error *err);
+/* What is known of a matrix's inputs, for hr_quant_encode_feedback: from x [n, cols], row-major, a row
+ * for every input seen, each counting by its own size. damping, finite and positive, is added to the
+ * mean square of every input as a share of their mean: the less is known, the more is wanted (0.1
+ * where n is many times cols). `moments` receives hr_quant_moments_bytes(cols); n may be 0. */
+HR_API uint64_t hr_quant_moments_bytes(uint32_t cols);
+HR_API hr_status hr_quant_moments(const hr_quant_params *params, const float *x, uint32_t n,
+                                  uint32_t cols, double damping, void *moments, hr_error *err);
+/* As hr_quant_encode for rvq codecs, but what is kept small is the error of products with such
+ * inputs: later weights of a row make up for the errors of earlier ones. */
+HR_API hr_status hr_quant_encode_feedback(const hr_quant_params *params, const void *books,
+                                          const float *w, uint32_t rows, uint32_t cols,
+                                          const void *moments, void *blob, hr_error *err);
 HR_API hr_status hr_quant_decode(const hr_quant_params *params, const void *books, const void *blob,
                                  uint32_t rows, uint32_t cols, float *w, hr_error *err);
 /* Sums over the matrix of m w^2 and of m (w - decoded)^2, m being the importance or 1. */

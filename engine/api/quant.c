@@ -7,6 +7,7 @@
 
 #include "base/cpu.h"
 #include "encode/rvq_encode.h"
+#include "encode/rvq_feedback.h"
 #include "encode/rvq_fit.h"
 #include "quant/codebooks.h"
 
@@ -244,6 +245,60 @@ hr_status hr_quant_encode(const hr_quant_params *params, const void *books, cons
     else
         matrix_encode(job.codec, w, rows, cols, blob);
     float_mode_leave(mode);
+    return st;
+}
+
+uint64_t hr_quant_moments_bytes(uint32_t cols)
+{
+    return (uint64_t)moments_floats(cols) * sizeof(float);
+}
+
+hr_status hr_quant_moments(const hr_quant_params *params, const float *x, uint32_t n, uint32_t cols,
+                           double damping, void *moments, hr_error *err)
+{
+    struct job job = {0};
+    struct mem_budget mem;
+    struct pool *pool = NULL;
+    size_t bytes;
+    if ((!x && n) || !moments) return fail(err, HR_ERR_USAGE, "x or moments is NULL");
+    if (!(damping > 0 && damping < INFINITY))
+        return fail(err, HR_ERR_USAGE, "damping is %g; it must be finite and positive", damping);
+    TRY(take(params, &job, err));
+    TRY(sizes(&job, 1, cols, &bytes, err));
+    TRY(need_finite(x, n, cols, err));
+    mem_budget_init(&mem, 0);
+    TRY(pool_create(job.threads, &mem, &pool, err));
+    const uint64_t mode = float_mode_enter();
+    const hr_status st = moments_factor(pool, &mem, x, n, cols, damping, moments, err);
+    float_mode_leave(mode);
+    pool_free(pool);
+    return st;
+}
+
+hr_status hr_quant_encode_feedback(const hr_quant_params *params, const void *books, const float *w,
+                                   uint32_t rows, uint32_t cols, const void *moments, void *blob,
+                                   hr_error *err)
+{
+    struct job job = {0};
+    struct rvq_books own;
+    struct mem_budget mem;
+    size_t bytes;
+    if (!w || !blob || !moments) return fail(err, HR_ERR_USAGE, "w, moments or blob is NULL");
+    TRY(take(params, &job, err));
+    if (!job.shape)
+        return fail(err, HR_ERR_USAGE, "codec %s is not encoded with feedback",
+                    codec_name(job.codec));
+    struct rvq_encode e = {.k = job.k, .codec = job.codec, .books = &own, .beam = job.beam,
+                           .mem = &mem};
+    TRY(sizes(&job, rows, cols, &bytes, err));
+    TRY(need_finite(w, rows, cols, err));
+    TRY(read_books(&job, books, &own, &e.unit, err));
+    mem_budget_init(&mem, 0);
+    TRY(pool_create(job.threads, &mem, &e.pool, err));
+    const uint64_t mode = float_mode_enter();
+    const hr_status st = rvq_encode_feedback(&e, w, rows, cols, moments, blob, err);
+    float_mode_leave(mode);
+    pool_free(e.pool);
     return st;
 }
 

@@ -23,8 +23,7 @@ struct run {
     float *row;           /* per worker, cols floats */
 };
 
-/* A scale that bfloat16 holds; 0 for a row so small that its scale would not be normal. */
-static uint16_t stored_scale(double scale)
+uint16_t rvq_stored_scale(double scale)
 {
     if (!(scale >= (double)FLT_MIN)) return 0;
     const uint16_t bits = bf16_encode(scale > (double)FLT_MAX ? FLT_MAX : (float)scale);
@@ -38,7 +37,21 @@ static void scale_task(void *p, uint32_t r, uint32_t worker)
     double sum = 0;
     (void)worker;
     for (size_t i = 0; i < c->cols; i++) sum += (double)w[i] * (double)w[i];
-    c->scale[r] = stored_scale(sqrt(sum / (double)c->cols) / (double)c->e->unit);
+    c->scale[r] = rvq_stored_scale(sqrt(sum / (double)c->cols) / (double)c->e->unit);
+}
+
+void rvq_row_scales(const struct rvq_encode *e, const float *w, uint32_t rows, uint32_t cols,
+                    uint16_t *scale)
+{
+    struct run c = {.e = e, .w = w, .cols = cols, .scale = scale};
+    pool_run(e->pool, rows, scale_task, &c);
+}
+
+void rvq_entries(const struct rvq_encode *e, float *entries)
+{
+    const struct rvq_shape *shape = rvq_shape_of(e->codec);
+    for (size_t i = 0; i < (size_t)shape->stages * shape->entries * RVQ_DIM; i++)
+        entries[i] = (float)(e->books->word[i] - shape->bias[i / (shape->entries * RVQ_DIM)]);
 }
 
 /* Weights of sub-vector j, largest 1; inputs beyond the last have 0. */
@@ -96,7 +109,7 @@ static void refit_task(void *p, uint32_t r, uint32_t worker)
         mixed += m * (double)w[i] * (double)q[i];
         square += m * (double)q[i] * (double)q[i];
     }
-    if (c->scale[r] != 0 && mixed > 0 && square > 0) c->scale[r] = stored_scale(mixed / square);
+    if (c->scale[r] != 0 && mixed > 0 && square > 0) c->scale[r] = rvq_stored_scale(mixed / square);
 }
 
 hr_status rvq_encode(const struct rvq_encode *e, const float *w, uint32_t rows, uint32_t cols,
@@ -117,8 +130,7 @@ hr_status rvq_encode(const struct rvq_encode *e, const float *w, uint32_t rows, 
     memset(blob, 0, bytes);
     matrix_bind(&m, e->codec, rows, cols, blob);
     float *entries = memory;
-    for (size_t i = 0; i < codes * RVQ_DIM; i++)
-        entries[i] = (float)(e->books->word[i] - shape->bias[i / (shape->entries * RVQ_DIM)]);
+    rvq_entries(e, entries);
     struct run c = {.e = e, .shape = shape, .w = w, .importance = importance, .rows = rows,
                     .cols = cols, .cols_pad = m.cols_pad, .scale = blob, .entries = entries,
                     .codes = (uint8_t *)blob + (size_t)m.rows_pad * sizeof(uint16_t),
@@ -127,7 +139,7 @@ hr_status rvq_encode(const struct rvq_encode *e, const float *w, uint32_t rows, 
     c.row = c.own_tables + tables * threads;
     rvq_tables_make(&c.plain, shape->stages, shape->entries, entries, NULL,
                     entries + codes * RVQ_DIM);
-    pool_run(e->pool, rows, scale_task, &c);
+    rvq_row_scales(e, w, rows, cols, c.scale);
     pool_run(e->pool, (cols + RVQ_DIM - 1) / RVQ_DIM, search_task, &c);
     pool_run(e->pool, rows, refit_task, &c);
     mem_free(e->mem, memory, floats * sizeof(float));

@@ -22,4 +22,12 @@ struct rvq_encode {
 hr_status rvq_encode(const struct rvq_encode *e, const float *w, uint32_t rows, uint32_t cols,
                      const float *importance, void *blob, hr_error *err);
 
+/* A row scale as it is stored; 0 for one so small that bfloat16 would not hold it as a normal number. */
+uint16_t rvq_stored_scale(double scale);
+/* The scales that encoding starts from: root mean squares of the rows, in the books' unit. */
+void rvq_row_scales(const struct rvq_encode *e, const float *w, uint32_t rows, uint32_t cols,
+                    uint16_t *scale);
+/* [stages][entries][8] */
+void rvq_entries(const struct rvq_encode *e, float *entries);
+
 #endif

@@ -489,6 +489,15 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
         c.c_int,
         [_quant_p, c.c_void_p, _float_p, _u32, _u32, _float_p, c.c_void_p, _error_p],
     ),
+    "hr_quant_moments_bytes": (_u64, [_u32]),
+    "hr_quant_moments": (
+        c.c_int,
+        [_quant_p, _float_p, _u32, _u32, c.c_double, c.c_void_p, _error_p],
+    ),
+    "hr_quant_encode_feedback": (
+        c.c_int,
+        [_quant_p, c.c_void_p, _float_p, _u32, _u32, c.c_void_p, c.c_void_p, _error_p],
+    ),
     "hr_quant_decode": (
         c.c_int,
         [_quant_p, c.c_void_p, c.c_void_p, _u32, _u32, _float_p, _error_p],

@@ -98,6 +98,34 @@ class Quantizer:
                    blob.ctypes.data)
         return blob
 
+    def moments(self, inputs: ArrayLike, damping: float = 0.1) -> NDArray[np.uint8]:
+        """What `encode_feedback` needs to know of a matrix's inputs.
+
+        Arguments:
+            inputs: float32 [n, cols], a row for every input seen, each counting by its own size.
+            damping: share of the inputs' mean square that is added to that of each: the less is
+                known, the more is wanted. 0.1 where n is many times cols.
+        Raises NumericError naming the first number that is NaN or infinite.
+        """
+        x = _matrix(inputs)
+        out = np.zeros(_abi.library().hr_quant_moments_bytes(x.shape[1]), np.uint8)
+        self._call("hr_quant_moments", _floats(x), *x.shape, damping, out.ctypes.data)
+        return out
+
+    def encode_feedback(self, weights: ArrayLike, books: NDArray[np.uint8],
+                        moments: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """As `encode` for rvq codecs, but what is kept small is the error of products with inputs
+        like those that `moments` was made of: later weights of a row make up for earlier ones."""
+        w = _matrix(weights)
+        expected = _abi.library().hr_quant_moments_bytes(w.shape[1])
+        if moments.dtype != np.uint8 or not moments.flags.c_contiguous or moments.size != expected:
+            raise UsageError(f"the moments of {w.shape[1]} inputs are {expected} contiguous bytes, "
+                             f"not {moments.size} of {moments.dtype}", _abi.HR_ERR_USAGE)
+        blob = np.zeros(self.blob_bytes(*w.shape), np.uint8)
+        self._call("hr_quant_encode_feedback", self._books(books), _floats(w), *w.shape,
+                   moments.ctypes.data, blob.ctypes.data)
+        return blob
+
     def decode(self, blob: NDArray[np.uint8], rows: int, cols: int,
                books: NDArray[np.uint8] | None = None) -> NDArray[np.float32]:
         """The weights [rows, cols] that a blob stands for."""

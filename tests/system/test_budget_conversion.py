@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convert_helpers import manifest, run, tree
-from headrace_tools.convert import allocation, calibration, cli, codebooks, importance, knapsack, writer
+from headrace_tools.convert import allocation, calibration, cli, codebooks, feedback, knapsack, writer
+from headrace_tools.convert import requantised
 from headrace_tools.convert import rows as source_rows
 from headrace_tools.convert.options import Options
 from headrace_tools.convert.preflight import make_bank, part_of, preflight
@@ -262,23 +263,23 @@ def test_mixed_container_has_the_same_bits_everywhere(headrace, mixed):
 
 
 def test_codebooks_are_counted(headrace, text, model_dir, tmp_path, monkeypatch, capsys):
-    """With --importance too, which is part of what a finished container is compared with."""
+    """With --feedback too, which is part of what a finished container is compared with."""
     monkeypatch.setattr(calibration, "EXPERTS", 1)
     monkeypatch.setattr(codebooks, "_SAMPLES", 1 << 12)
     target = tmp_path / "o"
     flags = ["--calibration", text, "--reference", model_dir, "--quiet", "--candidates",
              "int8,rvq2", "--effort", "greedy", "--budget", 11_000_000]
-    assert run(CHECKPOINT, target, "--importance", *flags) == 0
+    assert run(CHECKPOINT, target, "--feedback", *flags) == 0
     codecs = {bank["codec"] for bank in manifest(target)["experts"]}
     assert codecs == {"int8", "rvq2x256"} and size(target) <= 11_000_000
     assert headrace.verify(target) == []
     with headrace.Model(target, ctx=64) as model:
         assert np.isfinite(model.logits([1, 2, 3])).all()
     assert run(CHECKPOINT, target, *flags) == 2
-    assert "--importance was" in capsys.readouterr().err
+    assert "--feedback was" in capsys.readouterr().err
     monkeypatch.setattr(allocation, "capture", None)
-    monkeypatch.setattr(importance, "capture", None)
-    assert run(CHECKPOINT, target, "--importance", *flags) == 0  # nothing to do, nothing measured
+    monkeypatch.setattr(feedback, "capture", None)
+    assert run(CHECKPOINT, target, "--feedback", *flags) == 0  # nothing to do, nothing measured
 
 
 def test_same_bytes_again(mixed, flags, tmp_path, monkeypatch):
@@ -361,56 +362,59 @@ def test_resume_measures_nothing_and_refuses_another_budget(
     assert "--calibration is another text" in capsys.readouterr().err
 
 
-def test_importance_changes_the_down_matrices_only(text, model_dir, monkeypatch):
+def test_feedback_makes_products_nearer(text, model_dir, monkeypatch):
+    """On what the expert read and on what it read in a text of its own, at the same bytes."""
     monkeypatch.setattr(codebooks, "_SAMPLES", 1 << 12)
-    pre = preflight(CHECKPOINT, Options("rvq2", effort="greedy"))
+    pre = preflight(CHECKPOINT, Options("rvq3", effort="greedy"))
     bank = pre.banks[3]
     pre = calibration._with_books(pre, bank)
-    samples = calibration.capture(model_dir, text.read_bytes(), pre, lambda done, total: None)
-    weighed = replace(pre, importance=importance.Importance(samples))
-    first, second = (writer.encode_record(p, bank, 5)[0] for p in (pre, weighed))
-    down = bank.parts[2]
-    assert np.array_equal(first[64:down], second[64:down])
-    shape = (bank.spec.hidden, bank.spec.inner)
-    source = source_rows.read_rows(pre.checkpoint, (bank.spec.parts(5)[2],), 0, shape[0], NonFinite())
-    weigh = weighed.importance(pre, bank, 5)
-    blobs = [r[down : down + matrix_bytes(bank.codec, *shape)].copy() for r in (first, second)]
-    quantizer, books = codebooks.quantizer(bank.codec), pre.books[bank.spec.layer][2]
-    plain = [quantizer.error(source, blob, books)[1] for blob in blobs]
-    scaled = [quantizer.error(source, blob, books, weigh)[1] for blob in blobs]
-    assert plain[0] < plain[1] and scaled[1] < scaled[0]
+    texts = (ROOT / "models" / "val.txt").read_bytes()[5000:60000], text.read_bytes()
+    samples, other = (calibration.capture(model_dir, t, pre, lambda done, total: None, 4096) for t in texts)
+    fed = replace(pre, feedback=feedback.Feedback(samples))
+    expert = int(np.bincount(other[3].experts.ravel()).argmax())
+    source = [source_rows.read_rows(pre.checkpoint, (p,), 0, p.total_rows, NonFinite()).astype(float)
+              for p in bank.spec.parts(expert)]
+    read = other[3].inputs[(other[3].experts == expert).any(axis=1)].astype(float)
+    ffn = part_of(pre, 3)
+    inputs = [read, read, activated(read @ source[0].T, read @ source[1].T, ffn)]
+    matrices = [requantised.decoded(p, bank, writer.encode_record(p, bank, expert)[0]) for p in (pre, fed)]
+    for kind, least in enumerate((0.95, 0.95, 0.75)):
+        errors = [float(((inputs[kind] @ (m[kind] - source[kind]).T) ** 2).sum()) for m in matrices]
+        assert errors[1] < least * errors[0], kind
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_moe", "gpt_oss"])
-def test_importance_is_the_root_of_the_moments(name, monkeypatch):
-    monkeypatch.setattr(importance, "_BLOCK_ROWS", 24)
+def test_moments_are_those_of_what_experts_read(name, monkeypatch):
+    """An expert with few tokens takes gate's and up's from the layer; down's are always its own."""
+    monkeypatch.setattr(feedback, "_BLOCK_ROWS", 24)
     pre = preflight(FIXTURES / name, Options("auto", tokenizer=False))
-    spec, ffn = pre.banks[0].spec, part_of(pre, pre.banks[0].spec.layer)
+    bank = make_bank(pre, pre.banks[0].spec, "rvq3")
+    spec, ffn = bank.spec, part_of(pre, bank.spec.layer)
     rng = np.random.default_rng(4)
-    sample = calibration.Sample(
-        rng.standard_normal((9, spec.hidden), np.float32) * 3, np.zeros((9, 1), np.int32),
-        rng.random((9, 1), np.float32),
-    )
+    inputs = rng.standard_normal((90, spec.hidden), np.float32) * np.linspace(0.5, 2, spec.hidden, dtype=np.float32)
+    experts = np.where(np.arange(90) < 80, 0, 1)[:, None].astype(np.int32)
+    weights = rng.random((90, 1), np.float32)
+    made = feedback.Feedback({spec.layer: calibration.Sample(inputs, experts, weights)})
+    quantizer = codebooks.quantizer(bank.codec)
     bad = NonFinite()
-    gate, up = (source_rows.read_rows(pre.checkpoint, (p,), 0, p.total_rows, bad).astype(float)
-                for p in spec.parts(0)[:2])
-    bias = [source_rows.read_numbers(pre.checkpoint, (p,), bad) for p in spec.biases(0)[:2]] \
-        if spec.biases else [0, 0]
-    squares = sample.weights[:, 0].astype(float) ** 2
-    moment = sum(w * activated(gate @ x + bias[0], up @ x + bias[1], ffn) ** 2
-                 for w, x in zip(squares, sample.inputs.astype(float)))
-    prior = _prior_of(pre, spec, 0)
-    expected = np.sqrt(9 * moment / moment.mean() + 16 * prior / prior.mean())
-    weigh = importance.Importance({spec.layer: sample})
-    assert weigh(pre, pre.banks[0], 0) == pytest.approx(expected / expected.mean(), rel=1 / 256)
-    unseen = np.sqrt(_prior_of(pre, spec, 1))
-    assert weigh(pre, pre.banks[0], 1) == pytest.approx(unseen / unseen.mean(), rel=1 / 256)
 
+    def wanted(parts: list[tuple[float, np.ndarray]], damping: float) -> np.ndarray:
+        rows = np.concatenate([np.sqrt(total / (x**2).sum()) * x for total, x in parts if x.size])
+        return quantizer.moments(rows.astype(np.float32), max(damping, 0.5 * rows.shape[1] / len(rows)))
 
-def _prior_of(pre, spec, expert):
-    gate, up = (source_rows.read_rows(pre.checkpoint, (p,), 0, p.total_rows, NonFinite()).astype(float)
-                for p in spec.parts(expert)[:2])
-    return (gate**2).sum(1) * (up**2).sum(1) + 2 * (gate * up).sum(1) ** 2
+    layer = inputs.astype(float)
+    for expert, share in ((0, 80), (1, 10)):
+        gate, up = (source_rows.read_rows(pre.checkpoint, (p,), 0, p.total_rows, bad).astype(float)
+                    for p in spec.parts(expert)[:2])
+        bias = [source_rows.read_numbers(pre.checkpoint, (p,), bad) for p in spec.biases(expert)[:2]] \
+            if spec.biases else [0, 0]
+        own = experts[:, 0] == expert
+        active = activated(layer @ gate.T + bias[0], layer @ up.T + bias[1], ffn)
+        outer, inner = made(pre, bank, expert)
+        want = [(256, layer), (share, layer[own] * weights[own])] if share == 80 else [(1, layer)]
+        assert outer.view(np.float32) == pytest.approx(wanted(want, 0.1).view(np.float32), abs=2e-3)
+        assert inner.view(np.float32) == pytest.approx(
+            wanted([(256, active), (share, active[own] * weights[own])], 0.3).view(np.float32), abs=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -434,10 +438,10 @@ def test_companions_belong_together(text, model_dir, tmp_path, capsys):
     assert run(CHECKPOINT, tmp_path / "o", "--budget", "1GiB", "--calibration", text) == 2
     assert "--budget needs --reference" in capsys.readouterr().err
     assert run(CHECKPOINT, tmp_path / "o", "--reference", model_dir) == 2
-    assert "--reference means nothing without --budget or --importance" in capsys.readouterr().err
-    assert run(CHECKPOINT, tmp_path / "o", "--importance", "--calibration", text,
+    assert "--reference means nothing without --budget or --feedback" in capsys.readouterr().err
+    assert run(CHECKPOINT, tmp_path / "o", "--feedback", "--calibration", text,
                "--reference", model_dir) == 2
-    assert "--importance is for experts in rvq3" in capsys.readouterr().err
+    assert "--feedback is for experts in rvq3" in capsys.readouterr().err
 
 
 def test_reference_of_another_checkpoint(text, tmp_path, capsys, monkeypatch):

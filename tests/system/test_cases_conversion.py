@@ -28,7 +28,7 @@ OTHER_OPTIONS = {
     "experts": ("nl4", "--experts"), "trunk": ("bf16", "--trunk"), "tokenizer": (False, "--no-tokenizer"),
     "allow_nonfinite": (True, "--allow-nonfinite"), "allow_rounding": (True, "--allow-rounding"),
     "allocation": (Allocation(1 << 30, "a", "b"), "--budget"), "effort": ("high", "--effort"),
-    "importance": ("0" * 64, "--importance"),
+    "feedback": ("0" * 64, "--feedback"), "activations": (22, "--activations"),
 }
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import codebooks, paths
-from .calibration import LayerErrors, capture, check_reference, layer_errors, read_text
+from .calibration import MAX_TOKENS, LayerErrors, capture, check_reference, layer_errors, read_text
 from .errors import EXIT_USAGE, ConvertError
-from .importance import Importance
+from .feedback import Feedback
 from .knapsack import choose
 from .options import EXPERT_CHOICES, RVQ_CODECS, Allocation
 from .output import LOG
@@ -120,8 +120,8 @@ def _remembered(
         found = options.pop("allocation")
         table = found["table"]
         same = (
-            [options["effort"], options.get("importance"), found["calibration"], found["reference"]]
-            == [pre.options.effort, pre.options.importance, wanted.calibration, wanted.reference]
+            [options["effort"], options.get("feedback"), found["calibration"], found["reference"]]
+            == [pre.options.effort, pre.options.feedback, wanted.calibration, wanted.reference]
         )
         fits = [(row["layer"], sorted(row["errors"])) for row in table] == [
             (row[0].spec.layer, sorted(b.codec for b in row)) for row in banks
@@ -174,10 +174,14 @@ def allocate(
     table = _remembered(target, pre, question, banks)
     if table is None:
         samples = capture(
-            request.reference, text, pre, lambda done, total: progress("tokens", done, total)
+            request.reference,
+            text,
+            pre,
+            lambda done, total: progress("tokens", done, total),
+            None if pre.options.feedback is None else MAX_TOKENS,
         )
-        if pre.options.importance is not None:
-            pre = replace(pre, importance=Importance(samples))
+        if pre.options.feedback is not None:
+            pre = replace(pre, feedback=Feedback(samples))
         measured = []
         for row in banks:
             spec = row[0].spec

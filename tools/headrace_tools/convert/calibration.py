@@ -31,7 +31,7 @@ MAX_TEXT_BYTES = 64 << 20
 MAX_TOKENS = 16384
 MAX_ROWS = 512
 """Tokens whose inputs are kept in every layer."""
-MAX_SAMPLE_BYTES = 1 << 30
+MAX_SAMPLE_BYTES = 2 << 30
 EXPERTS = 8
 ROWS_PER_EXPERT = 64
 _BLOCK_ROWS = 256
@@ -88,15 +88,17 @@ def check_reference(reference: Path, pre: Preflight) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _rows_kept(tokens: int, pre: Preflight) -> int:
-    per_row = 4 * sum(bank.spec.hidden for bank in pre.banks)
-    return max(1, min(tokens, MAX_ROWS, MAX_SAMPLE_BYTES // per_row))
+def rows_kept(tokens: int, most: int, pre: Preflight) -> int:
+    """Of a text of so many tokens, by the memory that their inputs of all layers take."""
+    per_row = 4 * max(1, sum(bank.spec.hidden for bank in pre.banks))
+    return max(1, min(tokens, most, MAX_SAMPLE_BYTES // per_row))
 
 
 def capture(
-    reference: Path, text: bytes, pre: Preflight, progress: Callable[[int, int], object]
+    reference: Path, text: bytes, pre: Preflight, progress: Callable[[int, int], object],
+    most: int | None = None,
 ) -> dict[int, Sample]:
-    """MoE layer -> what its routed experts read at evenly spaced tokens of `text`.
+    """MoE layer -> what its routed experts read at `most` (MAX_ROWS) evenly spaced tokens of `text`.
 
     `progress` is told of tokens done and of all. Raises ConvertError.
     """
@@ -112,7 +114,7 @@ def capture(
             ids = model.tokenize(text, special=True)[:MAX_TOKENS]
             if not ids:
                 raise ConvertError("the calibration text has no tokens", EXIT_USAGE)
-            rows = _rows_kept(len(ids), pre)
+            rows = rows_kept(len(ids), most or MAX_ROWS, pre)
             kept = np.arange(rows) * len(ids) // rows
 
             def seen(

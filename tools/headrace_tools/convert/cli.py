@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .. import __version__
-from . import allocation, importance, paths, requantised
+from . import allocation, feedback, paths, requantised
 from .errors import EXIT_IO, EXIT_MEMORY, EXIT_USAGE, ConvertError
 from .options import EFFORTS, EXPERT_CHOICES, RVQ_CODECS, TRUNK_CODECS, Options
 from .preflight import Preflight, check_places, plan_report, preflight
@@ -63,22 +63,23 @@ def _parser() -> argparse.ArgumentParser:
         "that the container has at most SIZE (such as 18GiB); needs --calibration and --reference",
     )
     parser.add_argument(
-        "--importance",
+        "--feedback",
         action="store_true",
-        help="weigh the errors of rvq experts by how large their activations are; needs "
-        "--calibration and --reference",
+        help="encode rvq experts so that their products, not their weights, are near: later weights "
+        "of a row make up for the errors of earlier ones; needs --calibration and --reference, and "
+        "two to three times as long for a large model",
     )
     parser.add_argument(
         "--calibration",
         metavar="TEXT",
         type=_path,
-        help="with --budget or --importance: a text to measure on",
+        help="with --budget or --feedback: a text to measure on",
     )
     parser.add_argument(
         "--reference",
         metavar="CONTAINER",
         type=_path,
-        help="with --budget or --importance: a container of the same checkpoint, bf16 or int8, "
+        help="with --budget or --feedback: a container of the same checkpoint, bf16 or int8, "
         "that runs the text",
     )
     parser.add_argument(
@@ -329,13 +330,13 @@ def _convert(pre: Preflight, target: Path, args: argparse.Namespace) -> dict[str
 
 def _allocation_request(args: argparse.Namespace) -> allocation.Request | None:
     """What --budget and its companions ask for. Raises ConvertError (usage)."""
-    asks = "--budget" if args.budget is not None else "--importance" if args.importance else None
+    asks = "--budget" if args.budget is not None else "--feedback" if args.feedback else None
     for flag, value in (("--calibration", args.calibration), ("--reference", args.reference)):
         if asks is not None and value is None:
             raise ConvertError(f"{asks} needs {flag}", EXIT_USAGE)
         if asks is None and value is not None:
             raise ConvertError(
-                f"{flag} means nothing without --budget or --importance", EXIT_USAGE
+                f"{flag} means nothing without --budget or --feedback", EXIT_USAGE
             )
     if args.budget is not None and args.experts is not None:
         raise ConvertError("--budget chooses the codecs: leave --experts out", EXIT_USAGE)
@@ -343,9 +344,9 @@ def _allocation_request(args: argparse.Namespace) -> allocation.Request | None:
         raise ConvertError("--candidates means nothing without --budget", EXIT_USAGE)
     candidates = args.candidates or allocation.CANDIDATES
     chosen = (args.experts,) if args.budget is None else candidates
-    if args.importance and not set(chosen) & set(RVQ_CODECS):
+    if args.feedback and not set(chosen) & set(RVQ_CODECS):
         raise ConvertError(
-            f"--importance is for experts in {', '.join(RVQ_CODECS)} only", EXIT_USAGE
+            f"--feedback is for experts in {', '.join(RVQ_CODECS)} only", EXIT_USAGE
         )
     if args.budget is None:
         return None
@@ -391,8 +392,8 @@ def _run(args: argparse.Namespace) -> int:
     options = Options(args.experts or "auto", args.trunk, not args.no_tokenizer, args.allow_nonfinite,
                       args.allow_rounding, effort=args.effort, activations=args.activations)
     pre = preflight(source, options)
-    if args.importance and not pre.faults:
-        pre = importance.request(pre, args.calibration, args.reference)
+    if args.feedback and not pre.faults:
+        pre = feedback.request(pre, args.calibration, args.reference)
     if request is not None and not pre.faults:
         planned, earlier = pre, None if args.target is None else target
         pre = _measure(args, lambda told: allocation.allocate(planned, request, earlier, told))
@@ -428,9 +429,9 @@ def _run(args: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
     else:
-        if args.importance and pre.importance is None:
+        if args.feedback and pre.feedback is None:
             before = pre
-            pre = _measure(args, lambda told: importance.gather(
+            pre = _measure(args, lambda told: feedback.gather(
                 before, args.calibration, args.reference,
                 lambda done, total: told("tokens", done, total)))
         result.update(_convert(pre, target, args))

@@ -93,10 +93,13 @@ def read(data: bytes, banks: Iterable[tuple[BankSpec, str]]) -> dict[int, Books]
 
 def encode_rows(
     encoder: Quantizer, book: np.ndarray, weights: np.ndarray, first: int, rows: int,
-    importance: np.ndarray | None = None,
+    moments: np.ndarray | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Rows first.. of a matrix of `rows` rows -> (offset in the blob, bytes); as encode_block."""
-    blob = encoder.encode(weights, book, importance)
+    if moments is None:
+        blob = encoder.encode(weights, book)
+    else:
+        blob = encoder.encode_feedback(weights, book, moments)
     scales = 2 * round_up(len(weights), PANEL)
     row_bytes = round_up(weights.shape[1], PANEL) * RVQ_BITS[encoder.codec] // 8
     yield 2 * first, blob[:scales]

@@ -54,12 +54,12 @@ class Options:
     effort: str = "default"
     activations: int | None = None
     """Bits for products with mxfp4 experts; None: 22 for what a source holds itself, else 8."""
-    importance: str | None = None
+    feedback: str | None = None
     """SHA-256 of the text and of the reference's manifest."""
 
     def as_dict(self) -> dict[str, object]:
         out = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "allocation"}
-        for name in ("importance", "activations"):
+        for name in ("feedback", "activations"):
             if out[name] is None:
                 del out[name]
         if self.experts not in RVQ_CODECS and self.allocation is None:
@@ -72,7 +72,7 @@ class Options:
 def differing(old: dict[str, object], new: dict[str, object]) -> list[str]:
     """Human lines, one for each option that differs."""
     flags = {"experts": "--experts", "trunk": "--trunk", "allow_nonfinite": "--allow-nonfinite",
-             "allow_rounding": "--allow-rounding", "effort": "--effort", "importance": "--importance",
+             "allow_rounding": "--allow-rounding", "effort": "--effort", "feedback": "--feedback",
              "activations": "--activations"}
     out = []
     for key in sorted(set(old) | set(new)):

@@ -108,8 +108,10 @@ class Preflight:
     """Of the layers that need some, once codebooks.bin is there."""
     rewrite: Callable[[Bank, int, np.ndarray], np.ndarray] | None = None
     """Of a measurement: bank, kind and rows of an expert matrix -> what is encoded in their place."""
-    importance: Callable[[Preflight, Bank, int], np.ndarray | None] | None = None
-    """Bank and expert -> what the inputs of its down matrix weigh when it is encoded."""
+    feedback: Callable[[Preflight, Bank, int], tuple[np.ndarray, np.ndarray]] | None = None
+    """Bank and expert -> the moments of the inputs of gate and up, and of down."""
+    feedback_ram: int = 0
+    """Bytes that it takes."""
 
     def files(self) -> dict[str, int]:
         """File name -> bytes, of all data files."""
@@ -144,7 +146,8 @@ class Preflight:
         widest = max((t.spec.cols for t in self.trunk), default=0)
         used = {t.codec for t in self.trunk} | {b.codec for b in self.banks}
         block = (10 if used & FOUR_BIT else 6) * max(BLOCK_BYTES, 64 * 4 * widest)
-        return _BASE_RAM + self.workers() * (record + block) + 2 * len(self.tokenizer or b"")
+        fixed = _BASE_RAM + self.feedback_ram + 2 * len(self.tokenizer or b"")
+        return fixed + self.workers() * (record + block)
 
     def seconds(self) -> float:
         """Estimated duration: encoding at the rate measured here, and three passes of the disk."""

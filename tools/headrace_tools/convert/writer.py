@@ -157,7 +157,7 @@ def seal_trunk(file: PartialFile) -> None:
 
 def _encoded(
     pre: Preflight, bank: Bank, expert: int, kind: int, piece: Piece, first: int, count: int,
-    bad: NonFinite, importance: np.ndarray | None = None,
+    bad: NonFinite, moments: np.ndarray | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Rows of an expert's matrix -> (offset in the blob, bytes): a 4-bit source's own numbers
     when the bank's codec holds them."""
@@ -176,7 +176,7 @@ def _encoded(
         encoder = quantizer(bank.codec, pre.options.effort, threads)
         book = pre.books[bank.spec.layer][kind]
         yield from codebooks.encode_rows(
-            encoder, book, values, first, piece.total_rows, importance
+            encoder, book, values, first, piece.total_rows, moments
         )
         return
     yield from encode_block(bank.codec, values, first, piece.total_rows, threads)
@@ -211,13 +211,14 @@ def encode_record(pre: Preflight, bank: Bank, expert: int) -> _Encoded:
     header = record_header(bank, expert)
     record[: len(header)] = np.frombuffer(header, dtype=np.uint8)
     found = []
-    weigh = pre.importance if bank.codec in RVQ_BITS else None
+    inputs: tuple[np.ndarray | None, ...] = (None, None)
+    if pre.feedback is not None and bank.codec in RVQ_BITS:
+        inputs = pre.feedback(pre, bank, expert)
     for kind, (base, piece) in enumerate(zip(bank.parts, spec.parts(expert), strict=True)):
         bad = NonFinite()
-        importance = weigh(pre, bank, expert) if weigh is not None and kind == 2 else None
         for first, count in blocks(piece.total_rows, _row_step(piece.cols)):
             for offset, data in _encoded(
-                pre, bank, expert, kind, piece, first, count, bad, importance
+                pre, bank, expert, kind, piece, first, count, bad, inputs[kind // 2]
             ):
                 record[base + offset : base + offset + data.size] = data
         if bad:

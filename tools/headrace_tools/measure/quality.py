@@ -30,7 +30,7 @@ _SCALAR = "scalar3"
 """Not of the engine: see scalar.py."""
 _HYBRID = "hybrid"
 """A codec for every layer, as --budget among the further options decides."""
-_CALIBRATED = ("--budget", "--importance")
+_CALIBRATED = ("--budget", "--feedback")
 """Options that need a calibration text and a reference."""
 _SCALAR_LAYOUT = "rvq4x64"
 """Has the same bits and row scales."""
@@ -46,7 +46,7 @@ row, run as int8; its sizes are those it would have. Without --codecs: every cod
 with a bf16 trunk, every codec for the trunk with bf16 experts, and every codec for the experts with
 an int8 trunk.
 
-Choices with --budget or --importance are calibrated on the first tenth of the text, and the whole
+Choices with --budget or --feedback are calibrated on the first tenth of the text, and the whole
 table is measured on the rest, unless --calibration names another text.
 
 "bits" are those of a weight of the experts' gate and up matrices with their scales; headers,
@@ -286,7 +286,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"text to score (default: val.txt beside SRC, with {_END} behind it)",
     )
     parser.add_argument(
-        "--calibration", metavar="FILE", type=Path, help="text for --budget and --importance"
+        "--calibration", metavar="FILE", type=Path, help="text for --budget and --feedback"
     )
     parser.add_argument("--end", metavar="TEXT", help="control token(s) that follow the text")
     parser.add_argument("--window", metavar="N", type=positive, default=DEFAULT_WINDOW)
