@@ -28,6 +28,14 @@ static inline __m256i dot_bytes(__m256i sum, __m256i w, __m256i x, __m256i magni
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
+/* The same for weights that may be -128, as those of a damaged record: 128 is still a byte, and pairs
+ * stay within 2 * 128 * 127. */
+static inline __m256i dot_any_bytes(__m256i sum, __m256i w, __m256i magnitude_w, __m256i x)
+{
+    __m256i pairs = _mm256_maddubs_epi16(magnitude_w, _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
 /* V vectors of 8 rows, so that V * T sums fit the registers; w and total begin at their rows. */
 static inline __attribute__((always_inline)) void
 panel_slice(size_t V, size_t T, const uint8_t *w, const struct plane *planes, size_t b,
@@ -40,20 +48,19 @@ panel_slice(size_t V, size_t T, const uint8_t *w, const struct plane *planes, si
         for (size_t v = 0; v < V; v++)
             acc[t][v] = _mm256_setzero_si256();
     for (size_t k = 0; k < ACT_BLOCK; k += 4) {
-        __m256i x[PANEL_PLANES], magnitude_x[PANEL_PLANES];
+        __m256i x[PANEL_PLANES];
         UNROLL(2)
-        for (size_t t = 0; t < T; t++) {
+        for (size_t t = 0; t < T; t++)
             x[t] = broadcast4(planes[t].q + b * ACT_BLOCK + k);
-            magnitude_x[t] = _mm256_abs_epi8(x[t]);
-        }
         UNROLL(8)
         for (size_t v = 0; v < V; v++) {
             const void *bytes = w + k * INT8_PANEL_ROWS + 4 * first + 32 * v;
             __m256i weights = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)bytes),
                                                _mm256_set1_epi8(-128));
+            __m256i magnitude = _mm256_abs_epi8(weights);
             UNROLL(2)
             for (size_t t = 0; t < T; t++)
-                acc[t][v] = dot_bytes(acc[t][v], weights, x[t], magnitude_x[t]);
+                acc[t][v] = dot_any_bytes(acc[t][v], weights, magnitude, x[t]);
         }
     }
     UNROLL(2)

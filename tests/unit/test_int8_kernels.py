@@ -102,14 +102,14 @@ def test_quantize_at_the_ends_of_the_range(tables, largest):
 
 
 def random_product(rng, rows: int, k: int, n: int, extreme: bool):
-    """w [rows, k], row scales, activations of n tokens with random shifts."""
+    """w [rows, k] (with the -128 that only damaged records hold), row scales, activations of n tokens."""
     blocks = -(-k // 64)
     if extreme:
-        w = rng.choice([-127, 127], (rows, k)) * np.ones((rows, k), np.int64)
+        w = rng.choice([-128, 127], (rows, k)) * np.ones((rows, k), np.int64)
         q = rng.choice([-127, 127], (n, blocks * 64)).astype(np.int8)
         shift = np.full((n, blocks), 7, np.uint8)
     else:
-        w = rng.integers(-127, 128, (rows, k))
+        w = rng.integers(-128, 128, (rows, k))
         q = rng.integers(-127, 128, (n, blocks * 64)).astype(np.int8)
         low = rng.integers(0, 8)
         shift = rng.integers(low, 8, (n, blocks)).astype(np.uint8)
