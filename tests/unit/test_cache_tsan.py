@@ -25,7 +25,7 @@ def test_no_data_race(tmp_path: Path) -> None:
         pytest.skip("this compiler or system has no ThreadSanitizer")
     engine = ROOT / "engine"
     sources = [p for part in ("base", "quant", "store")
-               for p in sorted((engine / part).glob("*.c"))]
+               for p in sorted((engine / part).glob("*.c")) if not p.stem.endswith("_windows")]
     program = tmp_path / "tsan_cache"
     built = subprocess.run(
         [*compiler, "-std=c11", "-D_GNU_SOURCE", *tsan, "-ffp-contract=off",

@@ -15,7 +15,8 @@ from .safetensors_source import Checkpoint
 GROUP = four_bit.GROUP
 
 
-def _scale_name(piece: Piece) -> str:
+def scale_name(piece: Piece) -> str:
+    """The tensor with the scales of a 4-bit piece."""
     if isinstance(piece.coding, Mxfp4Blocks):
         return piece.source.removesuffix("_blocks") + "_scales"
     return piece.source.removesuffix("_packed") + "_scale"
@@ -26,7 +27,7 @@ def native_codec(checkpoint: Checkpoint, piece: Piece) -> str | None:
     if isinstance(piece.coding, (Mxfp4Packed, Mxfp4Blocks)):
         return "mxfp4"
     if isinstance(piece.coding, Int4Packed) and piece.coding.group % GROUP == 0:
-        scale = checkpoint.tensors.get(_scale_name(piece))
+        scale = checkpoint.tensors.get(scale_name(piece))
         return "int4" if scale is not None and scale.dtype == "BF16" else None
     return None
 
@@ -54,13 +55,13 @@ def stored_codes(checkpoint: Checkpoint, piece: Piece, first: int, count: int) -
         blocks = isinstance(coding, Mxfp4Blocks)
         width = groups * GROUP // 2 if blocks else ceil_div(cols, 2)
         packed = _bytes(checkpoint, piece.source, first, count, width)
-        out[:, wide : wide + groups] = _bytes(checkpoint, _scale_name(piece), first, count, groups)
+        out[:, wide : wide + groups] = _bytes(checkpoint, scale_name(piece), first, count, groups)
     else:
         if first == 0:  # checks the stated shape
             coding.rows(checkpoint, piece.source, piece.shape, 0, 1)
         packed = _bytes(checkpoint, piece.source, first, count, ceil_div(cols, 8))
         per_row = ceil_div(cols, coding.group)
-        scales = _bytes(checkpoint, _scale_name(piece), first, count, per_row).view("<u2")
+        scales = _bytes(checkpoint, scale_name(piece), first, count, per_row).view("<u2")
         repeated = np.repeat(scales, coding.group // GROUP, axis=1)[:, :groups]
         out[:, wide : wide + 2 * groups] = np.ascontiguousarray(repeated).view(np.uint8)
     nibbles = np.stack([packed & 15, packed >> 4], axis=2).reshape(count, -1)[:, :cols]

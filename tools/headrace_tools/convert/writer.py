@@ -20,7 +20,7 @@ from .errors import EXIT_BAD_INPUT, EXIT_IO, EXIT_USAGE, ConvertError
 from .families import Piece, TensorSpec
 from .four_bit import panel_bytes
 from .library import quantizer
-from .native import native_codec, pack_codes, stored_codes
+from .native import native_codec, pack_codes, scale_name, stored_codes
 from .options import differing
 from .output import OutputDirectory, PartialFile
 from .preflight import BLOCK_BYTES, TRUNK_CHUNK, Bank, Preflight, TrunkTensor, free_bytes
@@ -162,7 +162,7 @@ def _encoded(
     """Rows of an expert's matrix -> (offset in the blob, bytes): a 4-bit source's own numbers
     when the bank's codec holds them."""
     if native_codec(pre.checkpoint, piece) == bank.codec:
-        what = f"layer {bank.spec.layer} expert {expert} ({piece.source})"
+        what = f"layer {bank.spec.layer} expert {expert} ({scale_name(piece)})"
         rows = piece_rows(pre.checkpoint, piece, first, count, stored_codes)
         at = first // PANEL * panel_bytes(bank.codec, piece.cols)
         yield at, pack_codes(bank.codec, rows, piece.cols, what, first)
