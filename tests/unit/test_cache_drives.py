@@ -38,9 +38,16 @@ def read_all(cache: Cache, path: Path, size: int) -> None:
             assert lease.data == truth[lease.expert * size :][:size]
 
 
+def slowly(fd: int, buffer: memoryview, offset: int) -> int:
+    """A read long enough that the next one finds this drive busy, whatever else the machine does."""
+    time.sleep(0.002)
+    return plain_read(fd, buffer, offset)
+
+
 def test_two_copies_share_the_work(lib, tmp_path, made) -> None:
     mirror = copy_banks(tmp_path / "c", tmp_path / "m", range(LAYERS))
-    with Container(lib, tmp_path / "c", drives=(mirror,)) as c, Cache(c, 0, transient=4) as cache:
+    with Container(lib, tmp_path / "c", drives=(mirror,)) as c, \
+            Cache(c, 0, transient=4, io_threads=2, direct=False) as cache, reads(lib, slowly):
         assert cache.budget.used == cache.cost()
         for _ in range(4):
             read_all(cache, mirror, made["record_bytes"])
@@ -77,7 +84,8 @@ def test_a_damaged_copy_is_made_good_by_another(lib, tmp_path, made, verify) -> 
         data[expert * size + 700] ^= 1
     (mirror / "experts-0001.bin").write_bytes(data)
     with Container(lib, tmp_path / "c", drives=(mirror,)) as c, \
-            Cache(c, 0, transient=4, verify=verify) as cache:
+            Cache(c, 0, transient=4, verify=verify, io_threads=2, direct=False) as cache, \
+            reads(lib, slowly):
         for _ in range(3):
             read_all(cache, tmp_path / "c", size)
         s = cache.stats()
@@ -154,7 +162,7 @@ def test_what_is_not_a_copy_is_refused(lib, tmp_path, made) -> None:
                            codec="bf16", seed=1)
     assert other["record_bytes"] == made["record_bytes"]
     with Container(lib, tmp_path / "c", drives=(tmp_path / "other",)) as c, \
-            Cache(c, 0, transient=4) as cache:
+            Cache(c, 0, transient=4, io_threads=2, direct=False) as cache, reads(lib, slowly):
         read_all(cache, tmp_path / "c", made["record_bytes"])
         assert cache.drive(1).reads > 0 and cache.drive(1).failures == cache.drive(1).reads
 

@@ -215,8 +215,7 @@ def _table(args: argparse.Namespace, wanted: list[Choice], folder: Path) -> int:
     calibration = ["--calibration", str(texts.calibration), "--reference", str(base)]
     others = [choice for choice in wanted if choice != reference]
     refused = 0
-    rows: list[str] = []
-    result: Comparison | None = None
+    table = _Table(reference, Sizes.of(base))
     for choice in others or [reference]:
         print(f"quality: {choice}", file=sys.stderr, flush=True)
         target = base if choice == reference else candidate
@@ -224,7 +223,7 @@ def _table(args: argparse.Namespace, wanted: list[Choice], folder: Path) -> int:
             if code not in (EXIT_USAGE, EXIT_BAD_INPUT):
                 return code
             refused = refused or code  # a codec that is not for this checkpoint
-            rows.append(f"| {choice.experts} | {choice.trunk} | not converted |" + " |" * 6)
+            table.add(f"| {choice.experts} | {choice.trunk} | not converted |" + " |" * 6)
             _remove(candidate)
             continue
         request = Request(
@@ -242,29 +241,48 @@ def _table(args: argparse.Namespace, wanted: list[Choice], folder: Path) -> int:
             result = compare(request, shown.progress, shown.started)
         finally:
             shown.close()
+        table.begin(result)
         if target is candidate:
             sizes = Sizes.of(target)
             if choice.experts == _SCALAR:
                 sizes = sizes.as_scalar(target)
-            rows.append(_row(choice, sizes, result.cand.perplexity, _measured(result)))
+            table.add(_row(choice, sizes, result.cand.perplexity, _measured(result)))
             _remove(candidate)
-    if result is not None:
-        _print(reference, Sizes.of(base), result, rows)
     return refused if args.codecs else 0
 
 
-def _print(reference: Choice, sizes: Sizes, result: Comparison, rows: list[str]) -> None:
-    print(
-        f"{result.predictions:,} predictions in {result.windows} windows of {result.window}; "
-        f"KL in nats from {reference}, with its 95 % interval.\n"
-    )
-    names = ["experts", "trunk", "container, MB", "experts, MB", "bits", "perplexity", "KL"]
-    print("| " + " | ".join([*names, "interval", "top-1"]) + " |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |")
-    print(_row(reference, sizes, result.ref.perplexity, ["0", "", "100 %"]))
-    for row in rows:
-        print(row)
-    sys.stdout.flush()
+class _Table:
+    """Printed row by row: a long measurement that is cut off leaves what it has measured."""
+
+    def __init__(self, reference: Choice, sizes: Sizes) -> None:
+        self._reference, self._sizes = reference, sizes
+        self._begun = False
+        self._waiting: list[str] = []
+
+    def begin(self, result: Comparison) -> None:
+        """Prints the heading and the reference's row, which any comparison knows, once."""
+        if self._begun:
+            return
+        self._begun = True
+        print(
+            f"{result.predictions:,} predictions in {result.windows} windows of {result.window}; "
+            f"KL in nats from {self._reference}, with its 95 % interval.\n"
+        )
+        names = ["experts", "trunk", "container, MB", "experts, MB", "bits", "perplexity", "KL"]
+        print("| " + " | ".join([*names, "interval", "top-1"]) + " |")
+        print("| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |")
+        perplexity = result.ref.perplexity
+        print(_row(self._reference, self._sizes, perplexity, ["0", "", "100 %"]))
+        for row in self._waiting:
+            print(row)
+        sys.stdout.flush()
+
+    def add(self, row: str) -> None:
+        """Prints a row, or keeps it until the heading is printed."""
+        if self._begun:
+            print(row, flush=True)
+        else:
+            self._waiting.append(row)
 
 
 def _parser() -> argparse.ArgumentParser:
