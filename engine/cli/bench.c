@@ -55,12 +55,38 @@ static hr_status read_stats(const hr_model *model, hr_stats *stats, hr_error *er
     return hr_get_stats(model, stats, err);
 }
 
+struct drive_marks {
+    uint64_t bytes[BENCH_DRIVES_MAX];
+    double seconds[BENCH_DRIVES_MAX];
+};
+
+static void mark_drives(const hr_model *model, struct drive_marks *marks)
+{
+    hr_drive_info d = {.size = sizeof d};
+    *marks = (struct drive_marks){0};
+    for (uint32_t i = 0; i < BENCH_DRIVES_MAX && hr_get_drive(model, i, &d, NULL) == HR_OK; i++) {
+        marks->bytes[i] = d.bytes_read;
+        marks->seconds[i] = d.seconds_reading;
+    }
+}
+
+static double rate_between(const struct drive_marks *a, const struct drive_marks *b)
+{
+    double rate = 0;
+    for (uint32_t i = 0; i < BENCH_DRIVES_MAX; i++)
+        if (b->seconds[i] > a->seconds[i])
+            rate += (double)(b->bytes[i] - a->bytes[i]) / (b->seconds[i] - a->seconds[i]);
+    return rate;
+}
+
 /* Evaluates n ids, `step` at a time, and enters what it took. */
 static hr_status measure(const hr_model *model, hr_session *session, const int32_t *ids, size_t n,
                          size_t step, struct bench_phase *phase, hr_error *err)
 {
     hr_stats before, after;
+    struct drive_marks from, to;
     hr_status st = read_stats(model, &before, err);
+    mark_drives(model, &from);
     const double start = now();
     for (size_t at = 0; at < n && st == HR_OK; at += step)
         st = hr_eval(session, ids + at, step, HR_LOGITS_LAST, NULL, err);
@@ -73,6 +99,8 @@ static hr_status measure(const hr_model *model, hr_session *session, const int32
     phase->hits = after.hits - before.hits;
     phase->misses = after.misses - before.misses;
     phase->bytes_read = after.bytes_read - before.bytes_read;
+    mark_drives(model, &to);
+    phase->read_rate = rate_between(&from, &to);
     return HR_OK;
 }
 

@@ -4,13 +4,14 @@
 
 #include "cli/cli.h"
 
-enum { BENCH_REPEATS_MAX = 100 };
+enum { BENCH_REPEATS_MAX = 100, BENCH_DRIVES_MAX = 8 };
 
 /* One phase of one repeat: prefill, or decode token by token. Seconds are the caller's clock but for
  * the last three, which are the library's. */
 struct bench_phase {
     double seconds, compute, waiting, other;
     uint64_t hits, misses, bytes_read;
+    double read_rate; /* bytes per second of all drives together, while they had reads in flight */
 };
 
 struct bench_run {

@@ -12,6 +12,7 @@ struct summary {
     double median, low, high; /* tokens per second */
     double seconds, compute, waiting, other; /* of all repeats */
     double bytes_per_token, hit_rate;
+    double read_seconds; /* the bytes over the rate they were read at */
     uint64_t hits, misses, bytes_read;
 };
 
@@ -40,6 +41,7 @@ static struct summary summarise(const struct bench_phase *phases, uint32_t repea
         s.hits += p->hits;
         s.misses += p->misses;
         s.bytes_read += p->bytes_read;
+        if (p->read_rate > 0) s.read_seconds += (double)p->bytes_read / p->read_rate;
     }
     qsort(rates, repeats, sizeof *rates, ascending);
     s.low = rates[0];
@@ -50,6 +52,11 @@ static struct summary summarise(const struct bench_phase *phases, uint32_t repea
     return s;
 }
 
+static double read_rate(const struct summary *s)
+{
+    return s->read_seconds > 0 ? (double)s->bytes_read / s->read_seconds : 0;
+}
+
 static void print_phase(const char *name, const struct bench_phase *phases,
                         const struct bench_run *run, uint32_t tokens)
 {
@@ -58,8 +65,9 @@ static void print_phase(const char *name, const struct bench_phase *phases,
     const double all = s.seconds > 0 ? s.seconds / 100 : 1;
     printf("%-8s %5u tokens  %8.2f tokens/s  (%.2f to %.2f, spread %.0f %%)\n", name, tokens,
            s.median, s.low, s.high, s.median > 0 ? 100 * (s.high - s.low) / s.median : 0);
-    printf("         %.2f MB read for a token, %.1f %% of requests from the cache\n",
-           s.bytes_per_token / 1e6, 100 * s.hit_rate);
+    printf("         %.2f MB read for a token", s.bytes_per_token / 1e6);
+    if (s.read_seconds > 0) printf(" at %.2f GB/s", read_rate(&s) / 1e9);
+    printf(", %.1f %% of requests from the cache\n", 100 * s.hit_rate);
     printf("         %.1f %% computing, %.1f %% blocked on reads, %.1f %% other\n", s.compute / all,
            s.waiting / all, s.other / all);
 }
@@ -108,6 +116,7 @@ static void out_phase(struct json_out *j, const char *key, const struct bench_ph
     out_u64(j, "hits", s.hits);
     out_u64(j, "misses", s.misses);
     out_u64(j, "bytes_read", s.bytes_read);
+    out_f64(j, "bytes_per_second_reading", read_rate(&s));
     out_f64(j, "seconds", s.seconds);
     out_f64(j, "seconds_compute", s.compute);
     out_f64(j, "seconds_waiting", s.waiting);

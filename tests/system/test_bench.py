@@ -266,6 +266,8 @@ def test_streamed_model(headrace_bin, model_dir, id_file):
     assert decode["hits"] + decode["misses"] == 3 * 12 * model["moe_layers"] * model["top_k"]
     assert decode["bytes_read"] == decode["misses"] * model["record_bytes"] > 0
     assert decode["seconds_waiting"] > 0
+    # the drive worked for no longer than the phase lasted
+    assert decode["bytes_per_second_reading"] * decode["seconds"] >= 0.99 * decode["bytes_read"]
     assert found["cold"]["asked"] is found["cold"]["proven"] is False
     assert found["stats"]["tokens_decoded"] == 4 * 12  # one repeat is not measured
 
@@ -275,6 +277,7 @@ def test_resident_model_reads_nothing_once_it_is_warm(headrace_bin, model_dir, i
                         "--repeats", 1)
     assert found["prefill"] is None
     assert found["decode"]["bytes_read"] == 0 and found["decode"]["hit_rate"] == 1
+    assert found["decode"]["bytes_per_second_reading"] == 0
     check_split(found["decode"])
 
 
