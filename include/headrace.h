@@ -264,6 +264,15 @@ typedef void (*hr_moe_fn)(void *user, uint32_t layer, uint32_t n, uint32_t width
 /* fn NULL ends it. Changes no result. */
 HR_API hr_status hr_session_tap(hr_session *session, hr_moe_fn fn, void *user, hr_error *err);
 
+/* What reading ahead goes by, for traces: called before hr_moe_fn of a MoE layer with another one
+ * behind it. `layer` is the decoder layer of that next one, ids [n][top_k] the experts that its router
+ * likes best, in rank order, given what the present layer's router read. They live until it returns. */
+typedef void (*hr_guess_fn)(void *user, uint32_t layer, uint32_t n, uint32_t top_k,
+                            const int32_t *ids);
+/* fn NULL ends it. Changes no result. HR_ERR_MEMORY: a chunk's scores do not fit what `ram` has left. */
+HR_API hr_status hr_session_tap_guesses(hr_session *session, hr_guess_fn fn, void *user,
+                                        hr_error *err);
+
 /* ---- generation -------------------------------------------------------- */
 
 typedef struct hr_stats {
@@ -553,6 +562,17 @@ typedef struct hr_simulate_params {
     uint32_t prefill; /* tokens at the start that are evaluated in chunks; the others one by one */
     uint32_t chunk;   /* of prefill; 0 = 512 */
     uint32_t warm_up; /* tokens at the start whose requests are not counted */
+    /* Reading ahead. Guesses for layer 0 are not looked at, nor those of chunks that it leaves alone. */
+    uint32_t read_ahead;    /* ranks of a token; 0 = none */
+    uint32_t guess_ranks;   /* of guesses; at least read_ahead, at most experts */
+    const int32_t *guesses; /* [tokens][layers][guess_ranks], the best first, -1 behind a shorter list;
+                               NULL: none */
+    /* The time of a token that is evaluated alone; all 0: everything that was begun is there at once. */
+    double read_seconds;    /* of a record, when there are always others to read */
+    double layer_seconds;   /* arithmetic of a layer but for its experts */
+    double expert_seconds;  /* arithmetic of one */
+    uint32_t in_flight;     /* reads that a drive works on at once; 0 = 4 */
+    uint32_t reserved;
 } hr_simulate_params;
 
 HR_API void hr_simulate_params_init(hr_simulate_params *params);
@@ -562,6 +582,12 @@ typedef struct hr_simulate_result {
     uint64_t tokens;       /* counted */
     uint64_t hits, misses; /* of those tokens */
     uint64_t evictions, transient_reads;
+    /* As in hr_stats; what is read ahead counts as a miss when it is used. */
+    uint64_t read_ahead_issued, read_ahead_used, read_ahead_wasted, read_ahead_cancelled;
+    uint64_t alone;          /* of the counted tokens those evaluated one by one; the seconds are theirs */
+    double seconds;          /* of them all */
+    double seconds_blocked;  /* of these, waiting for the drive */
+    double seconds_wanted;   /* of reading what they missed, read ahead or not */
 } hr_simulate_result;
 
 /* ids [tokens][layers][top_k] in any order, -1 behind a shorter list. misses [top_k + 1] (may be NULL)

@@ -254,6 +254,12 @@ hr_status hr_session_tap(hr_session *session, hr_moe_fn fn, void *user, hr_error
     return HR_OK;
 }
 
+hr_status hr_session_tap_guesses(hr_session *session, hr_guess_fn fn, void *user, hr_error *err)
+{
+    if (!session) return fail(err, HR_ERR_USAGE, "session is NULL");
+    return session_tap_guesses(session_of(session), fn, user, err);
+}
+
 void hr_generate_params_init(hr_generate_params *params)
 {
     generate_params_init(params);

@@ -15,6 +15,7 @@
 enum { RECORD_DEFAULT = 1 << 20, RECORD_MOST = 1 << 30, SECONDS_MOST = 60, THREADS_MOST = 1024 };
 enum { DIM_MOST = 1 << 20, LAYERS_MOST = 1024, EXPERTS_MOST = 1 << 16 };
 enum { CHUNK_DEFAULT = 512, CHUNK_MOST = 4096 };
+enum { AHEAD_MOST = 64, IN_FLIGHT_DEFAULT = 4, IN_FLIGHT_MOST = 64 };
 
 void hr_probe_params_init(hr_probe_params *params, const hr_plan_result *plan)
 {
@@ -126,6 +127,24 @@ void hr_simulate_params_init(hr_simulate_params *params)
     params->size = sizeof *params;
 }
 
+static bool is_time(double seconds)
+{
+    return seconds >= 0 && seconds <= 3600;
+}
+
+static hr_status check_ahead(const hr_simulate_params *p, hr_error *err)
+{
+    if (p->read_ahead > AHEAD_MOST || p->in_flight > IN_FLIGHT_MOST || p->guess_ranks > p->experts)
+        return fail(err, HR_ERR_USAGE, "read_ahead %u, guess_ranks %u, in_flight %u: out of range",
+                    p->read_ahead, p->guess_ranks, p->in_flight);
+    if (p->read_ahead > 0 && (!p->guesses || p->guess_ranks < p->read_ahead))
+        return fail(err, HR_ERR_USAGE, "to read %u ranks ahead as many guesses are needed, and there are "
+                    "%u", p->read_ahead, p->guesses ? p->guess_ranks : 0);
+    if (!is_time(p->read_seconds) || !is_time(p->layer_seconds) || !is_time(p->expert_seconds))
+        return fail(err, HR_ERR_USAGE, "read_seconds, layer_seconds or expert_seconds is out of range");
+    return HR_OK;
+}
+
 hr_status hr_simulate(const hr_simulate_params *params, const int32_t *ids, size_t tokens,
                       uint64_t *misses, hr_simulate_result *result, hr_error *err)
 {
@@ -144,13 +163,25 @@ hr_status hr_simulate(const hr_simulate_params *params, const int32_t *ids, size
     if (p.policy < HR_CACHE_AUTO || p.policy > HR_CACHE_LFU)
         return fail(err, HR_ERR_USAGE, "policy is %d", p.policy);
     if (misses) memset(misses, 0, ((size_t)p.top_k + 1) * sizeof *misses);
-    const struct replay_setup setup = {p.layers, p.experts, p.top_k, p.slots, p.policy, p.prefill,
-                                       p.chunk, p.warm_up};
+    if (p.in_flight == 0) p.in_flight = IN_FLIGHT_DEFAULT;
+    TRY(check_ahead(&p, err));
+    const struct replay_setup setup = {
+        p.layers,        p.experts,       p.top_k,         p.slots,          p.policy,
+        p.prefill,       p.chunk,         p.warm_up,       p.read_ahead,     p.guess_ranks,
+        p.guesses,       p.read_seconds,  p.layer_seconds, p.expert_seconds, p.in_flight};
     TRY(replay_run(&setup, ids, tokens, misses, NULL, &found, err));
     r.tokens = found.tokens;
     r.hits = found.hits;
     r.misses = found.misses;
     r.evictions = found.evictions;
     r.transient_reads = found.transient_reads;
+    r.read_ahead_issued = found.issued;
+    r.read_ahead_used = found.used;
+    r.read_ahead_wasted = found.wasted;
+    r.read_ahead_cancelled = found.cancelled;
+    r.alone = found.alone;
+    r.seconds = found.seconds;
+    r.seconds_blocked = found.blocked;
+    r.seconds_wanted = found.wanted;
     return give(result, result->size, &r, sizeof r, err);
 }

@@ -44,6 +44,7 @@ static const char HELP[] =
     "    -f FILE | --ids FILE   the text, or its token ids; - reads standard input\n"
     "    -o FILE          default: standard output\n"
     "    --tokens N       the first N tokens only;  --no-special as for score\n"
+    "    --read-ahead N   also the first N experts of each layer as the layer before would guess them\n"
     "  version          the version alone\n"
     "\n"
     "options of every command\n"

@@ -6,6 +6,7 @@
 
 #include "cli/cli.h"
 #include "cli/out_file.h"
+#include "cli/trace_file.h"
 
 enum { OWN_OPTIONS = 5, AT_ONCE = 512, LAYERS_MOST = 1024 };
 
@@ -14,6 +15,7 @@ struct trace_options {
     const char *file, *ids, *out;
     bool no_special;
     uint32_t tokens; /* 0 = all */
+    uint32_t ahead;  /* ranks of guesses; 0 = none */
 };
 
 /* Routes of one chunk, gathered layer by layer and written when the last layer has come. */
@@ -22,10 +24,27 @@ struct recorder {
     hr_model_info info;
     int32_t *ids; /* [moe_layers][chunk][top_k] */
     uint32_t width[LAYERS_MOST]; /* experts of a token, for each MoE layer */
+    uint32_t ahead;              /* ranks of guesses that are kept */
+    int32_t *guesses;            /* [moe_layers][chunk][ahead] */
+    uint32_t guess_width[LAYERS_MOST]; /* the same as width; 0 for the first layer, never guessed */
     uint32_t at;  /* MoE layers of this chunk so far */
     uint64_t tokens;
     bool failed;
 };
+
+static void write_lists(struct recorder *r, const char *key, const int32_t *ids, uint32_t stride,
+                        const uint32_t *width, uint32_t t)
+{
+    struct json_out *j = &r->json;
+    out_open(j, key, '[');
+    for (uint32_t l = 0; l < r->info.moe_layers; l++) {
+        const int32_t *list = ids + ((size_t)l * r->info.chunk + t) * stride;
+        out_open(j, NULL, '[');
+        for (uint32_t k = 0; k < width[l]; k++) out_i64(j, NULL, list[k]);
+        out_close(j, ']');
+    }
+    out_close(j, ']');
+}
 
 static void write_chunk(struct recorder *r, uint32_t n)
 {
@@ -33,14 +52,8 @@ static void write_chunk(struct recorder *r, uint32_t n)
     for (uint32_t t = 0; t < n; t++) {
         out_open(j, NULL, '{');
         out_u64(j, "tok", r->tokens++);
-        out_open(j, "layers", '[');
-        for (uint32_t l = 0; l < r->info.moe_layers; l++) {
-            const int32_t *ids = r->ids + ((size_t)l * r->info.chunk + t) * r->info.top_k;
-            out_open(j, NULL, '[');
-            for (uint32_t k = 0; k < r->width[l]; k++) out_i64(j, NULL, ids[k]);
-            out_close(j, ']');
-        }
-        out_close(j, ']');
+        write_lists(r, "layers", r->ids, r->info.top_k, r->width, t);
+        if (r->ahead > 0) write_lists(r, "ahead", r->guesses, r->ahead, r->guess_width, t);
         out_close(j, '}');
         json_out_end(j);
     }
@@ -64,11 +77,28 @@ static void on_layer(void *user, uint32_t layer, uint32_t n, uint32_t width, uin
     write_chunk(r, n);
 }
 
+/* Comes before on_layer of the MoE layer in front of the one that is guessed. */
+static void on_guess(void *user, uint32_t layer, uint32_t n, uint32_t top_k, const int32_t *ids)
+{
+    struct recorder *r = user;
+    const uint32_t next = r->at + 1, kept = top_k < r->ahead ? top_k : r->ahead;
+    (void)layer;
+    if (n > r->info.chunk || next >= r->info.moe_layers) {
+        r->failed = true;
+        return;
+    }
+    r->guess_width[next] = kept;
+    for (uint32_t t = 0; t < n; t++)
+        memcpy(r->guesses + ((size_t)next * r->info.chunk + t) * r->ahead, ids + (size_t)t * top_k,
+               kept * sizeof *ids);
+}
+
 static void write_head(struct recorder *r)
 {
     struct json_out *j = &r->json;
     out_open(j, NULL, '{');
     out_open(j, "headrace", '{');
+    out_u64(j, "format", TRACE_FORMAT);
     out_string(j, "version", hr_version());
     out_string(j, "name", r->info.name);
     out_string(j, "container_sha256", r->info.container_sha256);
@@ -76,6 +106,7 @@ static void write_head(struct recorder *r)
     out_u64(j, "experts", r->info.experts);
     out_u64(j, "top_k", r->info.top_k);
     out_u64(j, "record_bytes", r->info.record_bytes);
+    if (r->ahead > 0) out_u64(j, "read_ahead", r->ahead);
     out_close(j, '}');
     out_close(j, '}');
     json_out_end(j);
@@ -115,14 +146,19 @@ static int record_to(FILE *file, hr_model *model, const struct trace_options *o,
     if (status != HR_OK) return report_error(status, &err, json);
     if (r->info.moe_layers == 0 || r->info.moe_layers > LAYERS_MOST)
         return report_failure(HR_ERR_FORMAT, json, "this model has no layer with routed experts");
-    r->ids = malloc((size_t)r->info.moe_layers * r->info.chunk * r->info.top_k * sizeof *r->ids);
+    r->ahead = o->ahead < r->info.top_k ? o->ahead : r->info.top_k;
+    const size_t lists = (size_t)r->info.moe_layers * r->info.chunk;
+    r->ids = malloc(lists * (r->info.top_k + r->ahead) * sizeof *r->ids);
     if (r->ids == NULL) return report_failure(HR_ERR_MEMORY, json, "no memory for the routes");
+    r->guesses = r->ids + lists * r->info.top_k;
     status = hr_session_create(model, &session, &err);
     if (status == HR_OK) {
         json_out_init(&r->json, file);
         write_head(r);
         interrupt_watch(session);
         status = hr_session_tap(session, on_layer, r, &err);
+        if (status == HR_OK && r->ahead > 0)
+            status = hr_session_tap_guesses(session, on_guess, r, &err);
         if (status == HR_OK) status = record_all(session, r, ids, n, &err);
         interrupt_watch(NULL);
         hr_session_free(session);
@@ -205,6 +241,9 @@ int command_trace(int argc, char **argv)
     const bool json = o.model.json;
     if (!parsed) return report_failure(HR_ERR_USAGE, json, "trace: %s (see headrace help)", message);
     model_options_finish(&o.model);
+    /* What is asked for here is to be written down, not done. */
+    o.ahead = o.model.params.read_ahead > 0 ? (uint32_t)o.model.params.read_ahead : 0;
+    o.model.params.read_ahead = 0;
     if (count != 1 || (o.file == NULL) == (o.ids == NULL))
         return report_failure(HR_ERR_USAGE, json, "trace: give one MODEL and -f FILE or --ids FILE");
     if (json && strcmp(o.out, "-") == 0)

@@ -28,16 +28,20 @@ static bool read_line(struct span line, uint32_t layers, uint32_t top_k, int32_t
     return layer == layers;
 }
 
-static bool is_description(struct span line)
+static bool is_description(struct span line, uint64_t *format)
 {
-    struct span value;
-    return scan_member(line, "headrace", &value);
+    struct span value, number;
+    *format = 1;
+    if (!scan_member(line, "headrace", &value)) return false;
+    if (scan_member(value, "format", &number) && !scan_u64(number, format)) *format = UINT64_MAX;
+    return true;
 }
 
 static int parse(const char *path, const char *text, size_t n, uint32_t layers, uint32_t top_k,
                  bool json, int32_t *ids, size_t *tokens)
 {
     size_t number = 0;
+    uint64_t format;
     *tokens = 0;
     for (size_t at = 0; at < n;) {
         const char *end = memchr(text + at, '\n', n - at);
@@ -46,7 +50,13 @@ static int parse(const char *path, const char *text, size_t n, uint32_t layers, 
         at += length + 1;
         number++;
         while (line.n > 0 && strchr(" \t\r", line.p[line.n - 1])) line.n--;
-        if (line.n == 0 || (*tokens == 0 && is_description(line))) continue;
+        if (line.n == 0) continue;
+        if (*tokens == 0 && is_description(line, &format)) {
+            if (format <= TRACE_FORMAT) continue;
+            return report_failure(HR_ERR_FORMAT, json, "%s: line %zu: a format of routes that this "
+                                  "version does not know; %d is the last it does", path, number,
+                                  TRACE_FORMAT);
+        }
         if (!read_line(line, layers, top_k, ids + *tokens * layers * top_k))
             return report_failure(HR_ERR_FORMAT, json,
                                   "%s: line %zu is no token of this model, which has %u layers with %u "

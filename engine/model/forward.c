@@ -86,19 +86,38 @@ static void keep_routes(const struct forward_call *call, const struct moe_scratc
     }
 }
 
-/* The MoE layer behind layer i; false when there is none. */
+/* The MoE layer behind layer i; arch.layers when there is none. */
+static uint32_t next_moe(const struct model *m, uint32_t i)
+{
+    uint32_t next = i + 1;
+    while (next < m->arch.layers && layer_ffn(&m->arch, next)->kind != FFN_MOE) next++;
+    return next;
+}
+
 static bool guess_layer(struct forward_call *call, uint32_t i, struct moe_guess *g)
 {
     struct model *m = call->model;
     struct guess_scratch *s = &call->scratch->guess;
-    uint32_t next = i + 1;
-    while (next < m->arch.layers && layer_ffn(&m->arch, next)->kind != FFN_MOE) next++;
+    const uint32_t next = next_moe(m, i);
     if (next == m->arch.layers) return false;
     *g = (struct moe_guess){.part = &layer_ffn(&m->arch, next)->moe, .weights = &m->layers[next].moe,
                             .bank_index = m->layers[next].bank, .width = call->ahead,
                             .router = &s->router, .ids = s->ids, .mixing = s->weights};
     call->guesses++;
     return true;
+}
+
+/* What would be read ahead of the next MoE layer, were it asked for. */
+static void tell_guess(struct forward_call *call, uint32_t i, uint32_t n)
+{
+    struct model *m = call->model;
+    struct guess_scratch *s = call->told;
+    const uint32_t next = next_moe(m, i);
+    if (next == m->arch.layers) return;
+    const struct moe_part *p = &layer_ffn(&m->arch, next)->moe;
+    router_forward(&m->nn, p, &m->layers[next].moe, &call->scratch->in, &s->router, s->ids,
+                   s->weights);
+    call->tap_guess(call->guess_user, next, n, p->top_k, s->ids);
 }
 
 static hr_status run_ffn(struct forward_call *call, uint32_t i, uint32_t n, hr_error *err)
@@ -129,6 +148,7 @@ static hr_status run_ffn(struct forward_call *call, uint32_t i, uint32_t n, hr_e
     call->stored += mc.stored;
     if (st != HR_OK) return fail_prefix(err, st, "layer %u", i);
     keep_routes(call, &moe, &part->moe, w->bank, n);
+    if (call->tap_guess) tell_guess(call, i, n);
     if (call->tap)
         call->tap(call->tap_user, i, n, moe_width(&part->moe, hidden), part->moe.top_k,
                   part->moe.latent ? moe.latent : s->x, moe.ids, moe.weights);

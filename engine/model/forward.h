@@ -19,6 +19,9 @@ struct forward_call {
     size_t route_stride;       /* values per MoE layer */
     hr_moe_fn tap;             /* or NULL */
     void *tap_user;
+    hr_guess_fn tap_guess;     /* or NULL */
+    void *guess_user;
+    struct guess_scratch *told; /* for tap_guess: as many tokens as a chunk */
     uint32_t ahead;            /* ranks of the next MoE layer to read ahead; 0 = none */
     uint32_t guesses;          /* layers for which that was done, added to */
     double waited, stored;     /* as in moe_call */

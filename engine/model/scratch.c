@@ -44,6 +44,16 @@ static size_t largest_part(const struct architecture *a, uint32_t ctx, uint32_t 
     return most;
 }
 
+void guess_carve(struct carve *c, const struct architecture *a, uint32_t n, struct guess_scratch *s)
+{
+    const size_t scores = (size_t)n * a->max_experts * sizeof(float);
+    const size_t ranks = (size_t)n * a->max_top_k;
+    s->router.scores = carve_take(c, scores);
+    s->router.keys = carve_take(c, scores);
+    s->ids = carve_take(c, ranks * sizeof(int32_t));
+    s->weights = carve_take(c, ranks * sizeof(float));
+}
+
 void forward_carve(struct carve *c, const struct architecture *a, uint32_t ctx, uint32_t n,
                    uint32_t workers, struct forward_scratch *s)
 {
@@ -53,12 +63,7 @@ void forward_carve(struct carve *c, const struct architecture *a, uint32_t ctx, 
     s->y = carve_take(c, rows);
     linear_input_carve(c, n, a->hidden, a->fine, &s->in);
     head_carve(c, n, a->hidden, &s->head);
-    const size_t scores = (size_t)GUESS_TOKENS * a->max_experts * sizeof(float);
-    const size_t ranks = (size_t)GUESS_TOKENS * a->max_top_k;
-    s->guess.router.scores = carve_take(c, scores);
-    s->guess.router.keys = carve_take(c, scores);
-    s->guess.ids = carve_take(c, ranks * sizeof(int32_t));
-    s->guess.weights = carve_take(c, ranks * sizeof(float));
+    guess_carve(c, a, GUESS_TOKENS, &s->guess);
     s->part_bytes = largest_part(a, ctx, n, workers);
     s->part = carve_take(c, s->part_bytes);
 }

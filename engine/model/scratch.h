@@ -11,7 +11,7 @@
 #include "nn/mla.h"
 #include "nn/residual.h"
 
-/* For asking the next MoE layer's router, in decode. */
+/* For asking the next MoE layer's router. */
 struct guess_scratch {
     struct router_scratch router;
     int32_t *ids;
@@ -32,6 +32,8 @@ struct forward_scratch {
 /* Lays out scratch for n tokens; the same lines measure (base NULL) for the plan. */
 void forward_carve(struct carve *c, const struct architecture *a, uint32_t ctx, uint32_t n,
                    uint32_t workers, struct forward_scratch *s);
+
+void guess_carve(struct carve *c, const struct architecture *a, uint32_t n, struct guess_scratch *s);
 
 /* One part's piece, for whichever kind it is; the others are left alone. */
 struct mixer_scratch {

@@ -96,6 +96,7 @@ void session_free(struct session *s)
     if (!s) return;
     struct model *m = s->model;
     drop_routes(s);
+    mem_free(&m->mem, s->told_block, s->told_bytes);
     mem_free(&m->mem, s->state_block, s->state_bytes);
     mem_free(&m->mem, s->scratch_block, s->scratch_bytes);
     mem_free(&m->mem, s->state.layers, m->arch.layers * sizeof *s->state.layers);
@@ -140,6 +141,28 @@ hr_status session_record_routes(struct session *s, bool on, hr_error *err)
     return HR_OK;
 }
 
+hr_status session_tap_guesses(struct session *s, hr_guess_fn fn, void *user, hr_error *err)
+{
+    struct model *m = s->model;
+    struct carve c = {NULL, 0};
+    guess_carve(&c, &m->arch, m->plan.chunk, &s->told);
+    if (fn && !s->told_block && c.used > 0) {
+        s->told_block = mem_alloc(&m->mem, c.used);
+        if (!s->told_block)
+            return fail(err, HR_ERR_MEMORY, "guesses for chunks of %u tokens need %zu bytes more than "
+                        "the budget has; choose a smaller chunk or more ram", m->plan.chunk, c.used);
+        s->told_bytes = c.used;
+    } else if (!fn) {
+        mem_free(&m->mem, s->told_block, s->told_bytes);
+        s->told_block = NULL;
+    }
+    c = (struct carve){s->told_block, 0};
+    guess_carve(&c, &m->arch, m->plan.chunk, &s->told);
+    s->tap_guess = fn;
+    s->guess_user = user;
+    return HR_OK;
+}
+
 static hr_status prepare_routes(struct session *s, uint32_t n, hr_error *err)
 {
     if (s->route_tokens == n && s->route_ids) return HR_OK;
@@ -173,7 +196,9 @@ static hr_status eval_chunks(struct session *s, const int32_t *ids, uint32_t n, 
     const size_t vocab = m->arch.vocab_size;
     struct forward_call call = {.model = m, .lane = s->lane, .state = &s->state,
                                 .scratch = &s->scratch, .cancel = n > 1 ? &s->cancel : NULL,
-                                .tap = s->tap, .tap_user = s->tap_user};
+                                .tap = s->tap, .tap_user = s->tap_user,
+                                .tap_guess = s->tap_guess, .guess_user = s->guess_user,
+                                .told = &s->told};
     for (uint32_t at = 0; at < n;) {
         const uint32_t step = n - at < m->plan.chunk ? n - at : m->plan.chunk;
         const bool last = at + step == n;

@@ -22,6 +22,11 @@ struct session {
     _Atomic int cancel;
     hr_moe_fn tap;      /* called after each MoE layer, or NULL */
     void *tap_user;
+    hr_guess_fn tap_guess; /* called with what would be read ahead, or NULL */
+    void *guess_user;
+    struct guess_scratch told;
+    void *told_block;   /* there while tap_guess is */
+    size_t told_bytes;
     struct read_ahead ahead;
     bool record;        /* keep routes */
     uint32_t route_tokens;
@@ -39,6 +44,7 @@ hr_status session_fork(const struct session *s, struct session **out, hr_error *
 hr_status session_eval(struct session *s, const int32_t *ids, size_t n, int32_t which,
                        float *logits, hr_error *err);
 hr_status session_record_routes(struct session *s, bool on, hr_error *err);
+hr_status session_tap_guesses(struct session *s, hr_guess_fn fn, void *user, hr_error *err);
 
 /* model/session_file.c */
 hr_status session_save(const struct session *s, const char *path, hr_error *err);

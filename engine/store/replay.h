@@ -13,10 +13,18 @@ struct replay_setup {
     uint32_t prefill; /* tokens at the start that are evaluated in chunks */
     uint32_t chunk;   /* tokens of such a chunk, at least 1 */
     uint32_t warm_up; /* tokens at the start whose requests are not counted */
+    uint32_t ahead;   /* ranks of a token that are read ahead; 0 = none */
+    uint32_t ranks;   /* of guesses, at least `ahead` */
+    const int32_t *guesses; /* [tokens][layers][ranks], -1 behind a shorter list */
+    double read_seconds, layer_seconds, expert_seconds; /* as in replay_time; all 0: no time passes */
+    uint32_t in_flight;
 };
 
 struct replay_result {
     uint64_t tokens, hits, misses, evictions, transient_reads; /* after the warm-up */
+    uint64_t issued, used, wasted, cancelled;                  /* reads ahead */
+    uint64_t alone;                  /* tokens evaluated one by one, and seconds of these */
+    double seconds, blocked, wanted; /* in all, waiting, of reading what was missed */
 };
 
 /* ids [tokens][layers][top_k], -1 behind a shorter list. misses [top_k + 1] (may be NULL) receives how

@@ -18,7 +18,7 @@ from .errors import (CancelledError, ContextError, FormatError, HeadraceError, H
 from .generation import Generation, Stats, Token
 from .model import Info, Model, Stream
 from .plan import Plan, plan, plan_manifest, verify
-from .simulate import Simulation, simulate
+from .simulate import Pace, Simulation, simulate
 
 
 def version() -> str:
@@ -29,6 +29,6 @@ def version() -> str:
 __all__ = [
     "CancelledError", "ContextError", "DiskRate", "Forecast", "FormatError", "Generation",
     "HeadraceError", "HeadraceIOError", "HeadraceMemoryError", "Info", "Model", "NumericError",
-    "Plan", "Probe", "Simulation", "Stats", "Stream", "Token", "UnsupportedError", "UsageError", "forecast",
+    "Pace", "Plan", "Probe", "Simulation", "Stats", "Stream", "Token", "UnsupportedError", "UsageError", "forecast",
     "plan", "plan_manifest", "probe", "simulate", "use_library", "verify", "version",
 ]

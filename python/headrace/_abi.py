@@ -374,6 +374,14 @@ class hr_simulate_params(c.Structure):
         ("prefill", _u32),
         ("chunk", _u32),
         ("warm_up", _u32),
+        ("read_ahead", _u32),
+        ("guess_ranks", _u32),
+        ("guesses", c.POINTER(_i32)),
+        ("read_seconds", c.c_double),
+        ("layer_seconds", c.c_double),
+        ("expert_seconds", c.c_double),
+        ("in_flight", _u32),
+        ("reserved", _u32),
     ]
 
 
@@ -385,6 +393,14 @@ class hr_simulate_result(c.Structure):
         ("misses", _u64),
         ("evictions", _u64),
         ("transient_reads", _u64),
+        ("read_ahead_issued", _u64),
+        ("read_ahead_used", _u64),
+        ("read_ahead_wasted", _u64),
+        ("read_ahead_cancelled", _u64),
+        ("alone", _u64),
+        ("seconds", c.c_double),
+        ("seconds_blocked", c.c_double),
+        ("seconds_wanted", c.c_double),
     ]
 
 
@@ -435,6 +451,7 @@ hr_token_fn = c.CFUNCTYPE(_i32, c.c_void_p, c.POINTER(hr_token))
 hr_bench_fn = c.CFUNCTYPE(_i32, c.c_void_p, c.POINTER(hr_bench_row))
 hr_moe_fn = c.CFUNCTYPE(None, c.c_void_p, _u32, _u32, _u32, _u32, c.POINTER(c.c_float),
                         c.POINTER(_i32), c.POINTER(c.c_float))
+hr_guess_fn = c.CFUNCTYPE(None, c.c_void_p, _u32, _u32, _u32, c.POINTER(_i32))
 
 _model_p = _session_p = c.c_void_p
 _error_p = c.POINTER(hr_error)
@@ -474,6 +491,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "hr_session_record_routes": (c.c_int, [_session_p, _i32, _error_p]),
     "hr_session_routes": (c.c_int, [_session_p, c.c_size_t, _ids_p, _float_p, _error_p]),
     "hr_session_tap": (c.c_int, [_session_p, hr_moe_fn, c.c_void_p, _error_p]),
+    "hr_session_tap_guesses": (c.c_int, [_session_p, hr_guess_fn, c.c_void_p, _error_p]),
     "hr_generate_params_init": (None, [c.POINTER(hr_generate_params)]),
     "hr_generate": (
         c.c_int,

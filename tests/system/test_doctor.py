@@ -149,7 +149,8 @@ def test_hits_of_a_trace(headrace, headrace_bin, model_dir, trace) -> None:
     ("", "no token"), ('{"layers": [[1, 2, 3, 4]]}\n', "line 1 is no token of this model"),
     ('{"layers": ' + json.dumps([[1, 2, 3, 4, 5]] * 8) + "}", "line 1"),
     ('{"layers": ' + json.dumps([[1, 2, 3, 99]] * 8) + "}", "expert 99"),
-    ('{"layers": ' + json.dumps([1] * 8) + "}", "line 1"), ("[[[[", "line 1")])
+    ('{"layers": ' + json.dumps([1] * 8) + "}", "line 1"), ("[[[[", "line 1"),
+    ('{"headrace": {"format": 3}}\n', "line 1: a format of routes")])
 def test_traces_of_something_else(headrace_bin, model_dir, tmp_path, lines: str, text: str) -> None:
     (tmp_path / "trace").write_text(lines)
     done = doctor(headrace_bin, model_dir, "--trace", tmp_path / "trace")

@@ -19,7 +19,7 @@ PROMPT, DECODED = 32, 160
 def trace(headrace_bin, model_dir, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     subprocess.run([str(headrace_bin), "trace", str(model_dir), "-f", str(ROOT / "models" / "val.txt"),
-                    "--tokens", str(PROMPT + DECODED), "-o", str(path)], check=True, capture_output=True,
+                    "--tokens", str(PROMPT + DECODED), "--read-ahead", "4", "-o", str(path)], check=True, capture_output=True,
                    timeout=60)
     return path
 
@@ -48,6 +48,31 @@ def test_engine_and_simulator_agree(headrace, model_dir, trace, ids, ram: str, p
                               prefill=PROMPT, chunk=16, warm_up=PROMPT)
     assert found.hits + found.misses == hits + misses == DECODED * recorded.working_set
     assert found.hit_rate == pytest.approx(hits / (hits + misses), abs=0.015)
+
+
+@pytest.mark.parametrize("ram, width", [("11MiB", 1), ("12MiB", 2), ("12MiB", 4)])
+def test_what_is_read_ahead_agrees(headrace, model_dir, trace, ids, ram: str, width: int) -> None:
+    recorded = read_trace(trace)
+    with headrace.Model(model_dir, ram=ram, ctx=512, chunk=16, read_ahead=width) as model:
+        slots = model.plan().cache_slots
+        model.logits(ids[:PROMPT])
+        before = model.stats
+        for token in ids[PROMPT:]:
+            model.logits([token], keep=True)
+        after = model.stats
+    found = headrace.simulate(recorded.routes, slots, experts=recorded.experts, prefill=PROMPT, chunk=16,
+                              warm_up=PROMPT, guesses=recorded.guesses, read_ahead=width)
+    points = 0.015 * DECODED * recorded.working_set
+
+    def did(name: str) -> int:
+        return getattr(after, name) - getattr(before, name)
+
+    assert found.hits == pytest.approx(did("hits"), abs=points)
+    assert 0 < found.ahead_issued == pytest.approx(did("read_ahead_issued"), abs=points)
+    assert 0 < found.ahead_used == pytest.approx(did("read_ahead_used"), abs=points)
+    # What the drive had not begun the engine took back; the simulator reads it all.
+    vain = did("read_ahead_wasted") + did("read_ahead_cancelled")
+    assert 0 < found.ahead_wasted == pytest.approx(vain, abs=points)
 
 
 def simulate(capsys, *args: object) -> tuple[int, str, str]:
@@ -91,7 +116,48 @@ def test_a_model_and_its_memory(headrace, capsys, trace, model_dir) -> None:
     assert 0 < small["tokens_per_second"] < large["tokens_per_second"]
 
 
+def test_read_ahead(headrace, capsys, trace, model_dir) -> None:
+    args = (trace, "--read-ahead", "0,1,4,8", "--policy", "auto,belady")
+    code, out, _ = simulate(capsys, *args, "--cache", "1", "--bandwidth", "1GB", "--compute", "5",
+                            "--json")
+    none, one, four, eight, belady = json.loads(out)["rows"]
+    assert code == 0 and belady["read_ahead"] is None
+    assert eight | {"read_ahead": 4} == four, "a token uses no more"
+    assert none["ahead_issued"] == 0 == none["wasted_bytes_per_token"]
+    assert none["misses"] == one["misses"] == four["misses"]
+    assert none["misses_left_per_token"] > one["misses_left_per_token"] > four["misses_left_per_token"]
+    assert 0 <= none["hidden"] < one["hidden"] < four["hidden"] < 1
+    assert none["tokens_per_second"] < one["tokens_per_second"] < four["tokens_per_second"] < 200
+    for row in (none, one, four):
+        reads = row["misses"] + row["ahead_wasted"]
+        assert row["bytes_per_token"] == pytest.approx(53248 * reads / row["tokens"])
+        assert row["ahead_issued"] == sum(row[f"ahead_{k}"] for k in ("used", "wasted", "cancelled"))
+    # A drive that is the limit has no time for what is in vain.
+    _, out, _ = simulate(capsys, *args, "--cache", "1", "--bandwidth", "60MB", "--compute", "5", "--json")
+    slow = json.loads(out)["rows"]
+    assert slow[2]["limit"] == "disk" and slow[2]["tokens_per_second"] < slow[1]["tokens_per_second"]
+    code, out, _ = simulate(capsys, *args, "--ram", "12MiB", "--model", model_dir, "--seconds", "0.1")
+    rows = [line.split() for line in out.splitlines()[2:6]]
+    assert code == 0 and "misses left" in out and [row[8] for row in rows] == ["0", "1", "4", "8"]
+    slots = [headrace.plan(model_dir, ram="12MiB", read_ahead=w or "off").cache_slots for w in (0, 1, 4, 8)]
+    assert [int(row[3]) for row in rows] == slots and slots[0] > slots[1] > slots[2]
+    assert simulate(capsys, trace, "--read-ahead", "3", "--json", "--cache", "1")[0] == 0
+
+
+def test_a_trace_without_guesses_cannot_be_read_ahead(capsys, trace, tmp_path) -> None:
+    old = [json.loads(line) for line in trace.read_text().splitlines()]
+    for one in old:
+        one.pop("ahead", None)
+    old[0]["headrace"].pop("format")
+    (tmp_path / "old").write_text("".join(f"{json.dumps(one)}\n" for one in old))
+    assert simulate(capsys, tmp_path / "old", "--cache", "1")[0] == 0
+    assert simulate(capsys, tmp_path / "old", "--cache", "1", "--read-ahead", "0")[0] == 0
+    code, _, err = simulate(capsys, tmp_path / "old", "--read-ahead", "2")
+    assert code == 3 and "headrace trace --read-ahead 2" in err
+
+
 @pytest.mark.parametrize("args, code, text", [
+    (["--read-ahead", "65"], 2, "ranks of a token"), (["--read-ahead", "x"], 2, "ranks of a token"),
     (["--ram", "1GiB"], 2, "--model"), (["--cache", "x"], 2, "working sets"),
     (["--policy", "fifo"], 2, "choose from"), (["--bandwidth", "fast"], 2, "bytes a second"),
     (["--warm-up", "1"], 2, "share")])

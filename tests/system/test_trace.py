@@ -42,7 +42,7 @@ def test_routes_are_those_of_the_engine(recorded, headrace, model_dir) -> None:
     assert [t["tok"] for t in tokens] == list(range(len(ids)))
     for t, token in enumerate(tokens):
         assert token["layers"] == [layer[t].tolist() for layer in routes]
-    assert head == {"version": headrace.version(), "name": info.name, "moe_layers": info.moe_layers,
+    assert head == {"format": 2, "version": headrace.version(), "name": info.name, "moe_layers": info.moe_layers,
                     "container_sha256": info.container_sha256, "experts": info.experts,
                     "top_k": info.top_k, "record_bytes": info.record_bytes}
 
@@ -53,6 +53,28 @@ def test_chunk_and_memory_change_nothing(recorded, headrace_bin, model_dir, tmp_
                  stdin=TEXT.encode())
     assert done.returncode == 0, done.stderr
     assert path.read_bytes() == recorded.read_bytes()
+
+
+def test_guesses(recorded, headrace, headrace_bin, model_dir, tmp_path) -> None:
+    """The next layer's router likes much of what it will choose; without the option nothing is written."""
+    whole, _ = tmp_path / "whole", tmp_path / "part"
+    for path, ahead, extra in ((whole, 64, []), (tmp_path / "part", 2, ["--chunk", 3])):
+        done = trace(headrace_bin, model_dir, "-f", "-", "-o", path, "--read-ahead", ahead, *extra,
+                     stdin=TEXT.encode())
+        assert done.returncode == 0, done.stderr
+    (head, tokens), (short, part), (_, plain) = lines(whole), lines(tmp_path / "part"), lines(recorded)
+    top_k = head["top_k"]
+    assert head["read_ahead"] == top_k and short["read_ahead"] == 2
+    assert not any("ahead" in t for t in plain)
+    found = asked = 0
+    for t, p, q in zip(tokens, part, plain, strict=True):
+        assert t["layers"] == p["layers"] == q["layers"]
+        assert t["ahead"][0] == [] and all(len(set(one)) == top_k for one in t["ahead"][1:])
+        assert p["ahead"] == [one[:2] for one in t["ahead"]]
+        for guess, used in zip(t["ahead"][1:], t["layers"][1:]):
+            found += len(set(guess) & set(used))
+            asked += top_k
+    assert 0.5 < found / asked < 1, "chance would be an eighth"
 
 
 def test_ids_to_standard_output(recorded, headrace, headrace_bin, model_dir, tmp_path) -> None:

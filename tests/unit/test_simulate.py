@@ -123,6 +123,102 @@ def test_arguments_are_checked(headrace, routes) -> None:
         headrace.simulate(routes[0], 10, experts=EXPERTS)
 
 
+# ---- reading ahead ---------------------------------------------------------------------------------
+
+
+def wrong(routes: np.ndarray) -> np.ndarray:
+    """Experts that the token does not use, as many."""
+    out = np.empty_like(routes)
+    for at in np.ndindex(routes.shape[:2]):
+        out[at] = np.setdiff1d(np.arange(EXPERTS), routes[at])[: routes.shape[2]]
+    return out
+
+
+@pytest.mark.parametrize("slots", [0, 7, 20, 40])
+def test_guesses_change_no_hit_and_add_up(headrace, routes, slots: int) -> None:
+    plain = headrace.simulate(routes, slots, experts=EXPERTS, warm_up=20)
+    first = headrace.simulate(routes[:, :1], min(slots, 10), experts=EXPERTS)
+    assert plain.ahead_issued == first.ahead_issued == 0
+    for guesses, right in ((routes, True), (wrong(routes), False)):
+        for width in (1, TOP_K):
+            found = headrace.simulate(routes, slots, experts=EXPERTS, warm_up=20, guesses=guesses,
+                                      read_ahead=width)
+            assert (found.hits, found.misses) == (plain.hits, plain.misses)
+            assert found.ahead_issued == found.ahead_used + found.ahead_wasted > 0
+            assert found.ahead_wasted == 0 if right else found.ahead_used == 0
+    # Of every layer but the first all misses were foreseen.
+    foreseen = headrace.simulate(routes, slots, experts=EXPERTS, guesses=routes, read_ahead=TOP_K)
+    none = headrace.simulate(routes, 0, experts=EXPERTS, guesses=routes, read_ahead=TOP_K)
+    assert none.misses - none.ahead_used == TOKENS * TOP_K
+    assert foreseen.misses - foreseen.ahead_used <= TOKENS * TOP_K
+
+
+def test_prefill_and_a_cache_of_everything_guess_nothing(headrace, routes) -> None:
+    for slots, prefill, issued in ((20, TOKENS, False), (48, 0, False), (47, 0, True), (20, 60, True)):
+        found = headrace.simulate(routes, slots, experts=EXPERTS, prefill=prefill, chunk=20,
+                                  guesses=routes, read_ahead=2)
+        assert (found.ahead_issued > 0) == issued, (slots, prefill)
+    pairs = headrace.simulate(routes, 0, experts=EXPERTS, prefill=TOKENS, chunk=2, guesses=routes,
+                              read_ahead=TOP_K)
+    union = sum(len(np.unique(routes[t : t + 2, layer])) for t in range(0, TOKENS, 2)
+                for layer in (1, 2))
+    assert pairs.ahead_issued == pairs.ahead_used == union, "two tokens at once are still guessed"
+
+
+def test_time(headrace) -> None:
+    """Two layers of one token, all missed; numbers by hand."""
+    routes = np.array([[[0, 1], [2, 3]]], np.int32)
+    guesses = np.array([[[-1, -1], [2, 7]]], np.int32)
+
+    def run(width: int, **pace: float):
+        return headrace.simulate(routes, 0, experts=8, guesses=guesses, read_ahead=width,
+                                 pace=headrace.Pace(**pace))
+
+    found = run(0, read=4.0, layer=3.0, expert=1.0)
+    # layer 3, reads 8, the last expert 1, twice; 4 of it were two experts' arithmetic
+    assert (found.alone, found.seconds) == (1, 24) and found.seconds_wanted == 16
+    assert found.seconds_blocked == 24 - 2 * (3 + 2)
+    found = run(1, read=4.0, layer=3.0, expert=1.0)
+    # expert 2 is read from 11 to 15, when its layer begins; 3 from then on
+    assert found.seconds == 20 and found.seconds_blocked == 10 and found.ahead_used == 1
+    found = run(2, read=4.0, layer=3.0, expert=1.0, in_flight=1)
+    # expert 7 begins just then, too late to be taken back: 3 is there at 23
+    assert found.seconds == 24 and (found.ahead_wasted, found.ahead_cancelled) == (1, 0)
+    found = run(2, read=4.0, layer=2.0, expert=1.0, in_flight=1)
+    # from 10 to 14 expert 2, asked for at 13: 7 has not begun, 3 follows
+    assert found.seconds == 19 and (found.ahead_wasted, found.ahead_cancelled) == (0, 1)
+    assert run(2, read=0.25, layer=2.0, expert=1.0).seconds == 8
+    still = run(2, read=0.0)
+    assert still.seconds == 0 and still.ahead_wasted == 1
+
+
+def test_seconds_are_those_of_counted_single_tokens(headrace, routes) -> None:
+    pace = headrace.Pace(read=1e-3, layer=2e-3, expert=1e-4)
+    whole = headrace.simulate(routes, 15, experts=EXPERTS, pace=pace)
+    part = headrace.simulate(routes, 15, experts=EXPERTS, pace=pace, prefill=10, chunk=5, warm_up=30)
+    assert (whole.alone, part.alone) == (TOKENS, TOKENS - 30)
+    assert 0 < part.seconds < whole.seconds
+    least = part.alone * LAYERS * (2e-3 + TOP_K * 1e-4)
+    assert part.seconds - part.seconds_blocked == pytest.approx(least)
+    assert part.seconds_wanted == pytest.approx(1e-3 * part.misses)
+    faster = headrace.simulate(routes, 15, experts=EXPERTS, pace=pace, warm_up=30, prefill=10, chunk=5,
+                               guesses=routes, read_ahead=TOP_K)
+    assert faster.seconds < part.seconds and faster.misses == part.misses
+
+
+@pytest.mark.parametrize("change, text", [
+    (dict(read_ahead=3), "as many guesses are needed, and there are 2"),
+    (dict(guesses=None), "there are 0"), (dict(read_ahead=65), "out of range"),
+    (dict(guesses=np.full((TOKENS, LAYERS, 2), EXPERTS, np.int32)), "guess 16 is out of range"),
+    (dict(guesses=np.zeros((TOKENS, 1, 2), np.int32)), "tokens and layers differ")])
+def test_guesses_are_checked(headrace, routes, change, text: str) -> None:
+    args = {"guesses": routes[:, :, :2], "read_ahead": 2} | change
+    with pytest.raises(headrace.UsageError, match=text):
+        headrace.simulate(routes, 10, experts=EXPERTS, **args)
+    with pytest.raises(headrace.UsageError, match="read_seconds"):
+        headrace.simulate(routes, 10, experts=EXPERTS, pace=headrace.Pace(read=float("nan")))
+
+
 # ---- the future ------------------------------------------------------------------------------------
 
 
@@ -155,6 +251,16 @@ def test_a_trace_with_and_without_description(tmp_path) -> None:
                              *tokens))
     assert (about.experts, about.record_bytes) == (32, 4096)
     assert np.array_equal(about.routes, plain.routes)
+    assert plain.guesses is None
+
+
+def test_a_trace_with_guesses(tmp_path) -> None:
+    tokens = [{"layers": [[5, 1], [2]], "ahead": [[], [2, 9]]}, {"layers": [[0, 1], [3]], "ahead": [[], [4]]}]
+    found = read_trace(write(tmp_path / "t", {"headrace": {"format": 2}}, *tokens))
+    assert found.guesses.tolist() == [[[-1, -1], [2, 9]], [[-1, -1], [4, -1]]]
+    assert found.experts == 16 and found.routes.shape == (2, 2, 2)
+    empty = [{"layers": [[1]], "ahead": [[]]}]
+    assert read_trace(write(tmp_path / "t", *empty)).guesses is None
 
 
 @pytest.mark.parametrize("lines, text", [
@@ -168,6 +274,11 @@ def test_a_trace_with_and_without_description(tmp_path) -> None:
     (['{"layers": [[2, 2]]}'], "twice"),
     (['{"layers": [[1]]}', '{"layers": [[1], [2]]}'], "line 2: has 2 layers"),
     (['{"headrace": {"experts": "8"}}', '{"layers": [[1]]}'], "'experts'"),
+    (['{"headrace": {"format": 3}}', '{"layers": [[1]]}'], "routes of format 3; 2 is the last"),
+    (['{"layers": [[1]], "ahead": [[], [2]]}'], "guesses 2 layers of 1"),
+    (['{"layers": [[1]], "ahead": [[2, 2]]}'], "twice"),
+    (['{"layers": [[1]], "ahead": [[2]]}', '{"layers": [[1]]}'], "line 2: 'ahead' is not there"),
+    (['{"layers": [[1]]}', '{"layers": [[1]], "ahead": [[2]]}'], "line 2: 'ahead' is not there"),
     (['{"headrace": {"experts": 2}}', '{"layers": [[2]]}'], "expert 2 of 2")])
 def test_traces_that_are_none(tmp_path, lines: list[str], text: str) -> None:
     (tmp_path / "trace").write_text("\n".join(lines))

@@ -1,8 +1,8 @@
 """Recorded routes: one JSON object a line, as `headrace trace` writes them.
 
-A line has `layers`, a list of expert ids for each MoE layer; `tok` and other keys are ignored, but
-for `phase`: tokens at the start with "prefill" were evaluated together. A first line may be an object
-`headrace` that describes the container.
+A line has `layers`, a list of expert ids for each MoE layer, and may have `ahead`, what the layer before
+each would have guessed; `tok` and other keys are ignored. A first line may be an object `headrace` that
+describes the container.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+FORMAT = 2
+"""Of formats/trace.md: the last that is known here."""
+
+
 class TraceError(Exception):
     """A trace that cannot be used, and why."""
 
@@ -22,12 +26,14 @@ class TraceError(Exception):
 @dataclass(frozen=True)
 class Trace:
     """routes: int32 [tokens, layers, top_k], -1 behind a shorter list. experts: of each layer, as far
-    as known. record_bytes: of an expert, 0 when unknown. about: the description, or {}."""
+    as known. record_bytes: of an expert, 0 when unknown. about: the description, or {}. guesses: int32
+    [tokens, layers, ranks], the same, the best first; None when there are none."""
 
     routes: NDArray[np.int32]
     experts: int
     record_bytes: int
     about: dict[str, object]
+    guesses: NDArray[np.int32] | None = None
 
     @property
     def working_set(self) -> int:
@@ -39,11 +45,15 @@ class Trace:
         return self.routes.shape[1] * self.experts
 
 
-def _ids(value: object, where: str) -> list[list[int]]:
+def _ids(value: object, where: str, key: str = "layers") -> list[list[int]]:
     if not isinstance(value, list) or not value:
-        raise TraceError(f"{where}: 'layers' is no list of layers")
+        raise TraceError(f"{where}: {key!r} is no list of layers")
     for layer in value:
-        if not isinstance(layer, list) or not layer or not all(type(e) is int for e in layer):
+        if not isinstance(layer, list) or not all(type(e) is int for e in layer):
+            raise TraceError(f"{where}: a layer is no list of expert ids")
+        if not layer and key == "ahead":  # nobody guesses the first
+            continue
+        if not layer:
             raise TraceError(f"{where}: a layer is no list of expert ids")
         if min(layer) < 0 or max(layer) >= 1 << 16 or len(set(layer)) != len(layer):
             raise TraceError(f"{where}: expert ids are out of range, or one is there twice")
@@ -57,10 +67,21 @@ def _number(about: dict[str, object], key: str) -> int:
     return value
 
 
+def _array(tokens: list[list[list[int]]]) -> NDArray[np.int32]:
+    """[tokens, layers, most of a list], -1 behind a shorter list."""
+    most = max(len(layer) for token in tokens for layer in token)
+    out = np.full((len(tokens), len(tokens[0]), most), -1, np.int32)
+    for t, token in enumerate(tokens):
+        for i, layer in enumerate(token):
+            out[t, i, : len(layer)] = layer
+    return out
+
+
 def read_trace(path: Path) -> Trace:
     """Raises TraceError with the line, or OSError."""
     about: dict[str, object] = {}
     tokens: list[list[list[int]]] = []
+    guesses: list[list[list[int]]] = []
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             where = f"{path}: line {number}"
@@ -74,18 +95,25 @@ def read_trace(path: Path) -> Trace:
                 raise TraceError(f"{where}: is no JSON object")
             if not tokens and not about and isinstance(value.get("headrace"), dict):
                 about = value["headrace"]
+                if (known := _number(about, "format")) > FORMAT:
+                    raise TraceError(f"{where}: routes of format {known}; {FORMAT} is the last that is known")
                 continue
             tokens.append(_ids(value.get("layers"), where))
             if len(tokens[-1]) != len(tokens[0]):
                 raise TraceError(f"{where}: has {len(tokens[-1])} layers, the first {len(tokens[0])}")
+            if "ahead" in value:
+                guesses.append(_ids(value["ahead"], where, "ahead"))
+                if len(guesses[-1]) != len(tokens[0]):
+                    raise TraceError(f"{where}: guesses {len(guesses[-1])} layers of {len(tokens[0])}")
+            if guesses and len(guesses) != len(tokens):
+                raise TraceError(f"{where}: 'ahead' is not there for every token")
     if not tokens:
         raise TraceError(f"{path}: there is no token in it")
-    top_k = max(len(layer) for token in tokens for layer in token)
-    routes = np.full((len(tokens), len(tokens[0]), top_k), -1, np.int32)
-    for t, token in enumerate(tokens):
-        for i, layer in enumerate(token):
-            routes[t, i, : len(layer)] = layer
-    experts = _number(about, "experts") or 1 << int(routes.max()).bit_length()
-    if experts <= routes.max():
-        raise TraceError(f"{path}: expert {routes.max()} of {experts}")
-    return Trace(routes, experts, _number(about, "record_bytes"), about)
+    routes, ahead = _array(tokens), _array(guesses) if guesses else None
+    if ahead is not None and ahead.shape[2] == 0:
+        ahead = None
+    highest = max(int(routes.max()), -1 if ahead is None else int(ahead.max()))
+    experts = _number(about, "experts") or 1 << highest.bit_length()
+    if experts <= highest:
+        raise TraceError(f"{path}: expert {highest} of {experts}")
+    return Trace(routes, experts, _number(about, "record_bytes"), about, ahead)
