@@ -16,6 +16,13 @@
  *   - Threads: a model may be used by many threads at once. A session belongs to
  *     one thread at a time. hr_cancel may be called from any thread (and from a
  *     signal handler) at any moment. There is no global state.
+ *   - Memory: hr_model_open, hr_session_create and hr_session_fork take all that a model and a session
+ *     will ever need, and start all threads. From then on hr_eval, hr_generate, hr_session_reset,
+ *     hr_session_load, hr_session_routes, hr_detokenize and the calls that only ask allocate, map and
+ *     start nothing, on no thread; hr_model_set_ram gives memory back and takes it again in place. What does
+ *     allocate, within `ram`: hr_session_record_routes and hr_session_tap_guesses until they are switched
+ *     off; until they return hr_tokenize (in proportion to the text) and hr_session_save (the length of
+ *     its path; on Windows hr_session_load too).
  *   - Determinism: for one container and one sequence of token ids the logits are
  *     the same bits for every isa, thread count, ram, chunk, direct, verify and
  *     read_ahead setting. See docs/determinism.md.
@@ -249,10 +256,11 @@ HR_API void hr_cancel(hr_session *session);
 
 /* Routed experts of the last hr_eval call, for tests and traces: for every MoE
  * layer (in layer order) and token, top_k ids in rank order (score descending, id
- * ascending) and their mixing weights. Must be switched on before. `ids` and
- * `weights` are [moe_layers][n][top_k]; rows keep layers' own top_k in front and
- * -1 behind. HR_ERR_USAGE when n is not the last call's token count. */
-HR_API hr_status hr_session_record_routes(hr_session *session, int32_t on, hr_error *err);
+ * ascending) and their mixing weights. Must be switched on before, with the most tokens
+ * that a call will have: that room is taken from `ram` here (HR_ERR_MEMORY when it lacks it) and
+ * given back by 0. A call with more is HR_ERR_USAGE and evaluates nothing. `ids` and `weights`
+ * are [moe_layers][n][top_k]; rows keep layers' own top_k in front and -1 behind. HR_ERR_USAGE when n is not the last call's token count. */
+HR_API hr_status hr_session_record_routes(hr_session *session, uint32_t tokens, hr_error *err);
 HR_API hr_status hr_session_routes(const hr_session *session, size_t n, int32_t *ids,
                                    float *weights, hr_error *err);
 

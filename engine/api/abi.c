@@ -226,10 +226,10 @@ void hr_cancel(hr_session *session)
     if (session) atomic_store(&session_of(session)->cancel, 1);
 }
 
-hr_status hr_session_record_routes(hr_session *session, int32_t on, hr_error *err)
+hr_status hr_session_record_routes(hr_session *session, uint32_t tokens, hr_error *err)
 {
     if (!session) return fail(err, HR_ERR_USAGE, "session is NULL");
-    return session_record_routes(session_of(session), on != 0, err);
+    return session_record_routes(session_of(session), tokens, err);
 }
 
 hr_status hr_session_routes(const hr_session *session, size_t n, int32_t *ids, float *weights,
@@ -237,7 +237,7 @@ hr_status hr_session_routes(const hr_session *session, size_t n, int32_t *ids, f
 {
     const struct session *s = session_of(session);
     if (!s || !ids || !weights) return fail(err, HR_ERR_USAGE, "a required argument is NULL");
-    if (!s->route_ids || s->route_tokens != n)
+    if (s->route_tokens == 0 || s->route_tokens != n)
         return fail(err, HR_ERR_USAGE, "the last call recorded the routes of %u tokens, not of %zu",
                     s->route_tokens, n);
     const size_t values = (size_t)s->model->arch.moe_layers * n * s->model->arch.max_top_k;

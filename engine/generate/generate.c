@@ -26,8 +26,6 @@ void generate_params_init(hr_generate_params *p)
     *p = (hr_generate_params){.size = sizeof *p, .top_p = 1, .repetition_penalty = 1};
 }
 
-uint64_t generate_cost(uint32_t vocab) { return sampler_cost(vocab) + text_gate_cost(); }
-
 static void stats_now(const struct session *s, hr_stats *out)
 {
     memset(out, 0, sizeof *out);
@@ -259,11 +257,12 @@ static hr_status open_run(struct run *r, const int32_t *ids, size_t n, hr_error 
     TRY(check_params(s, p, err));
     TRY(sampler_check(&sampling, err));
     TRY(check_prompt(s, ids, n, err));
-    TRY(text_gate_open(&r->gate, p->stop, p->stop_count, session_budget(s), err));
-    const hr_status status = sampler_open(&r->sampler, &sampling, session_vocab(s),
-                                          session_kernels(s), session_budget(s), err);
-    if (status != HR_OK) text_gate_close(&r->gate);
-    return status;
+    struct carve c = {session_workspace(s), 0};
+    const struct tokenizer *tokenizer = session_tokenizer(s);
+    text_gate_carve(&c, tokenizer != NULL ? tokenizer_longest(tokenizer) : 0, &r->gate);
+    sampler_carve(&c, session_vocab(s), &r->sampler);
+    TRY(text_gate_open(&r->gate, p->stop, p->stop_count, err));
+    return sampler_open(&r->sampler, &sampling, session_vocab(s), session_kernels(s), err);
 }
 
 hr_status generate(struct session *s, const int32_t *ids, size_t n, const hr_generate_params *p,
@@ -283,11 +282,7 @@ hr_status generate(struct session *s, const int32_t *ids, size_t n, const hr_gen
     stats_now(s, &r.before);
     session_cancel_clear(s);
     hr_status status = open_run(&r, ids, n, err);
-    if (status == HR_OK) {
-        status = loop(&r, ids, n, err);
-        sampler_close(&r.sampler);
-        text_gate_close(&r.gate);
-    }
+    if (status == HR_OK) status = loop(&r, ids, n, err);
     if (status != HR_OK) r.result.finish = HR_FINISH_ERROR;
     update_stats(&r);
     if (out != NULL) {

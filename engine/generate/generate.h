@@ -14,7 +14,4 @@ void generate_params_init(hr_generate_params *p);
 /* The contract of hr_generate. */
 hr_status generate(struct session *s, const int32_t *ids, size_t n, const hr_generate_params *p,
                    hr_token_fn callback, void *user, hr_generation *out, hr_error *err);
-/* The most that one running generation allocates (tokens up to 1 KiB long), for plans. */
-uint64_t generate_cost(uint32_t vocab);
-
 #endif

@@ -30,57 +30,32 @@ hr_status sampler_check(const struct sampler_params *p, hr_error *err)
 
 static size_t seen_words(uint32_t vocab) { return ((size_t)vocab + 31) / 32; }
 
-uint64_t sampler_cost(uint32_t vocab)
+void sampler_carve(struct carve *c, uint32_t vocab, struct sampler *s)
 {
-    return 2 * mem_cost((size_t)vocab * sizeof(float)) +
-           mem_cost((size_t)vocab * sizeof(uint32_t)) +
-           mem_cost(seen_words(vocab) * sizeof(uint32_t));
-}
-
-void sampler_close(struct sampler *s)
-{
-    mem_free(s->budget, s->work, s->vocab * sizeof *s->work);
-    mem_free(s->budget, s->order, s->order_capacity * sizeof *s->order);
-    mem_free(s->budget, s->penalised, s->vocab * sizeof *s->penalised);
-    mem_free(s->budget, s->seen, seen_words(s->vocab) * sizeof *s->seen);
-    s->work = s->penalised = NULL;
-    s->order = s->seen = NULL;
+    s->work = carve_take(c, vocab * sizeof *s->work);
+    s->order = carve_take(c, vocab * sizeof *s->order);
+    s->penalised = carve_take(c, vocab * sizeof *s->penalised);
+    s->seen = carve_take(c, seen_words(vocab) * sizeof *s->seen);
 }
 
 hr_status sampler_open(struct sampler *s, const struct sampler_params *p, uint32_t vocab,
-                       const struct kernels *kernels, struct mem_budget *budget, hr_error *err)
+                       const struct kernels *kernels, hr_error *err)
 {
     TRY(sampler_check(p, err));
     if (vocab == 0 || vocab > INT32_MAX)
         return fail(err, HR_ERR_USAGE, "a vocabulary of %u tokens cannot be sampled", vocab);
-    memset(s, 0, sizeof *s);
     s->params = *p;
     s->kernels = kernels;
-    s->budget = budget;
     s->vocab = vocab;
-    bool ok = (s->work = mem_alloc(budget, vocab * sizeof *s->work)) != NULL;
-    if (p->temperature > 0) {
-        if (p->top_k > 0 && p->top_k < vocab) s->order_capacity = p->top_k;
-        else if (p->top_p < 1) s->order_capacity = vocab;
-    }
-    if (s->order_capacity > 0)
-        ok &= (s->order = mem_alloc(budget, s->order_capacity * sizeof *s->order)) != NULL;
-    if (p->repetition_penalty != 1) {
-        ok &= (s->penalised = mem_alloc(budget, vocab * sizeof *s->penalised)) != NULL;
-        ok &= (s->seen = mem_alloc(budget, seen_words(vocab) * sizeof *s->seen)) != NULL;
-    }
-    if (!ok) {
-        sampler_close(s);
-        return fail(err, HR_ERR_MEMORY,
-                    "the sampler needs up to %llu bytes for %u tokens: raise ram",
-                    (unsigned long long)sampler_cost(vocab), vocab);
-    }
+    memset(s->seen, 0, seen_words(vocab) * sizeof *s->seen);
     return HR_OK;
 }
 
+static bool penalises(const struct sampler *s) { return s->params.repetition_penalty != 1; }
+
 void sampler_see(struct sampler *s, const int32_t *ids, size_t n)
 {
-    if (s->seen == NULL) return;
+    if (!penalises(s)) return;
     for (size_t i = 0; i < n; i++) s->seen[ids[i] / 32] |= 1u << (ids[i] % 32);
 }
 
@@ -91,7 +66,7 @@ static float clamp_finite(float x)
 
 static const float *penalise(const struct sampler *s, const float *logits)
 {
-    if (s->seen == NULL) return logits;
+    if (!penalises(s)) return logits;
     float *l = s->penalised;
     memcpy(l, logits, s->vocab * sizeof *l);
     const float penalty = s->params.repetition_penalty;

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/mem.h"
+#include "base/carve.h"
 #include "base/status.h"
 #include "kernels/kernels.h"
 
@@ -22,23 +22,20 @@ struct sampler_params {
 struct sampler {
     struct sampler_params params;
     const struct kernels *kernels;
-    struct mem_budget *budget;
     uint32_t vocab;
-    uint32_t order_capacity;
     float *work;      /* [vocab]: probabilities */
-    uint32_t *order;  /* [order_capacity]: candidates; NULL when no sorting is needed */
-    float *penalised; /* [vocab]; NULL when the penalty is off */
-    uint32_t *seen;   /* one bit for each id; NULL when the penalty is off */
+    uint32_t *order;  /* [vocab]: candidates */
+    float *penalised; /* [vocab] */
+    uint32_t *seen;   /* one bit for each id */
 };
 
 /* HR_ERR_USAGE names the parameter that is out of range. */
 hr_status sampler_check(const struct sampler_params *p, hr_error *err);
-/* Checks the parameters and allocates. On error nothing is held. */
+/* The sampler's working memory, whatever the parameters are. */
+void sampler_carve(struct carve *c, uint32_t vocab, struct sampler *s);
+/* Checks the parameters; s has been carved for this vocabulary. */
 hr_status sampler_open(struct sampler *s, const struct sampler_params *p, uint32_t vocab,
-                       const struct kernels *kernels, struct mem_budget *budget, hr_error *err);
-void sampler_close(struct sampler *s);
-/* The most sampler_open allocates for this vocabulary. */
-uint64_t sampler_cost(uint32_t vocab);
+                       const struct kernels *kernels, hr_error *err);
 
 /* Ids (all below vocab) that the repetition penalty applies to from now on. */
 void sampler_see(struct sampler *s, const int32_t *ids, size_t n);

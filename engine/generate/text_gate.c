@@ -4,9 +4,14 @@
 
 #include "base/utf8.h"
 
-enum { CAPACITY_FIRST = 4096 };
+/* A byte becomes at most the three of U+FFFD; the stream itself holds an unfinished character. */
+enum { WORST = 3, UNFINISHED = 8 };
 
-uint64_t text_gate_cost(void) { return mem_cost(CAPACITY_FIRST); }
+void text_gate_carve(struct carve *c, size_t longest, struct text_gate *g)
+{
+    g->capacity = STOP_BYTES_MAX + WORST * (longest + UNFINISHED);
+    g->text = carve_take(c, g->capacity);
+}
 
 static bool is_utf8(const char *bytes, size_t n)
 {
@@ -18,10 +23,9 @@ static bool is_utf8(const char *bytes, size_t n)
 }
 
 hr_status text_gate_open(struct text_gate *g, const char *const *stop, size_t stop_count,
-                         struct mem_budget *budget, hr_error *err)
+                         hr_error *err)
 {
-    memset(g, 0, sizeof *g);
-    g->budget = budget;
+    g->length = g->ready = g->stop_longest = 0;
     utf8_stream_init(&g->stream);
     if (stop_count > STOP_STRINGS_MAX)
         return fail(err, HR_ERR_USAGE, "%zu stop strings were given: at most %d are allowed",
@@ -41,40 +45,6 @@ hr_status text_gate_open(struct text_gate *g, const char *const *stop, size_t st
     }
     g->stop = stop;
     g->stop_count = stop_count;
-    g->text = mem_alloc(budget, CAPACITY_FIRST);
-    if (g->text == NULL)
-        return fail(err, HR_ERR_MEMORY, "no %d bytes left for the text: raise ram",
-                    CAPACITY_FIRST);
-    g->capacity = CAPACITY_FIRST;
-    return HR_OK;
-}
-
-void text_gate_close(struct text_gate *g)
-{
-    mem_free(g->budget, g->text, g->capacity);
-    g->text = NULL;
-    g->capacity = g->length = g->ready = 0;
-}
-
-static hr_status reserve(struct text_gate *g, size_t n, hr_error *err)
-{
-    /* What utf8_stream_push and then utf8_stream_flush may write. */
-    size_t more, need;
-    if (!size_add(n, 8, &more) || !size_mul(more, 3, &more) || !size_add(g->length, more, &need))
-        return fail(err, HR_ERR_MEMORY, "a token of %zu bytes is too long", n);
-    if (need <= g->capacity) return HR_OK;
-    size_t capacity = g->capacity;
-    while (capacity < need) {
-        if (!size_mul(capacity, 2, &capacity))
-            return fail(err, HR_ERR_MEMORY, "a token of %zu bytes is too long", n);
-    }
-    char *grown = mem_alloc(g->budget, capacity);
-    if (grown == NULL)
-        return fail(err, HR_ERR_MEMORY, "no %zu bytes left for the text: raise ram", capacity);
-    memcpy(grown, g->text, g->length);
-    mem_free(g->budget, g->text, g->capacity);
-    g->text = grown;
-    g->capacity = capacity;
     return HR_OK;
 }
 
@@ -111,7 +81,9 @@ static size_t held_from(const struct text_gate *g)
 hr_status text_gate_push(struct text_gate *g, const char *bytes, size_t n, bool end,
                          int32_t *stopped, hr_error *err)
 {
-    TRY(reserve(g, n, err));
+    const size_t room = (g->capacity - g->length) / WORST;
+    if (room < UNFINISHED || n > room - UNFINISHED)
+        return fail(err, HR_ERR_FORMAT, "a token of %zu bytes is longer than its vocabulary's longest", n);
     const size_t from = g->length;
     g->length += utf8_stream_push(&g->stream, bytes, n, g->text + g->length);
     if (end) g->length += utf8_stream_flush(&g->stream, g->text + g->length);

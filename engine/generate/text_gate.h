@@ -7,14 +7,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/mem.h"
+#include "base/carve.h"
 #include "base/status.h"
 #include "text/utf8_stream.h"
 
 enum { STOP_STRINGS_MAX = 16, STOP_BYTES_MAX = 256 };
 
 struct text_gate {
-    struct mem_budget *budget;
     struct utf8_stream stream;
     const char *const *stop;
     size_t stop_length[STOP_STRINGS_MAX];
@@ -23,14 +22,14 @@ struct text_gate {
     size_t capacity, length, ready;
 };
 
-/* `stop` must outlive the gate. HR_ERR_USAGE for too many, too long, empty or ill-formed strings. */
+/* Room for what may be held back and a token of at most `longest` bytes. */
+void text_gate_carve(struct carve *c, size_t longest, struct text_gate *g);
+/* g has been carved; `stop` must outlive the gate. HR_ERR_USAGE for too many, too long, empty or
+ * ill-formed strings. */
 hr_status text_gate_open(struct text_gate *g, const char *const *stop, size_t stop_count,
-                         struct mem_budget *budget, hr_error *err);
-void text_gate_close(struct text_gate *g);
-/* What a gate allocates while tokens are at most 1 KiB long. */
-uint64_t text_gate_cost(void);
+                         hr_error *err);
 
-/* Appends the bytes of a token; `end`: nothing follows, so that everything becomes ready. *stopped
+/* Appends the bytes of a token, what was ready having been taken; `end`: nothing follows, so that everything becomes ready. *stopped
  * is the index of the stop string now complete, or -1. Of several, the one that is complete
  * first counts, then the longest, then the lowest index: the same for every tokenisation. */
 hr_status text_gate_push(struct text_gate *g, const char *bytes, size_t n, bool end,

@@ -11,9 +11,9 @@
 #include "store/row_table.h"
 #include "text/tokenizer.h"
 
-/* Room for what calls allocate and free again (encoding a prompt, sampling) and for the fixed
+/* Room for what calls allocate and free again (encoding a text, recording routes) and for the fixed
  * structures of a model and its sessions. */
-enum { CALL_SLACK = 4 << 20, SAMPLING_PER_ID = 32, MAX_CHUNK = 4096, AUTO_CHUNK = 512, MAX_READ_AHEAD = 64 };
+enum { CALL_SLACK = 4 << 20, MAX_CHUNK = 4096, AUTO_CHUNK = 512, MAX_READ_AHEAD = 64 };
 
 /* More than any machine has; the sums of the plan stay far from overflow. */
 #define STATE_MAX ((uint64_t)1 << 56)
@@ -27,14 +27,19 @@ uint64_t plan_session_state(const struct architecture *a, uint32_t ctx)
     return cost < STATE_MAX ? cost : STATE_MAX;
 }
 
+size_t plan_workspace(uint32_t vocab, size_t longest)
+{
+    return 3 * sizeof(float) * (size_t)vocab + vocab / 8 + 3 * longest + 1024;
+}
+
 uint64_t plan_session_scratch(const struct architecture *a, uint32_t ctx, uint32_t chunk,
-                              uint32_t workers)
+                              uint32_t workers, size_t longest)
 {
     struct carve c = {NULL, 0};
     struct forward_scratch s;
     forward_carve(&c, a, ctx, chunk, workers, &s);
     return mem_cost(c.used) + mem_cost((size_t)a->vocab_size * sizeof(float)) +
-           mem_cost((size_t)a->vocab_size * SAMPLING_PER_ID) +
+           mem_cost(plan_workspace(a->vocab_size, longest)) +
            mem_cost(a->layers * sizeof(struct layer_state));
 }
 
@@ -139,6 +144,7 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
     p->available = memory->usable;
     p->ram = params->ram ? params->ram : memory_default_budget(memory);
     p->record_bytes = expert_cache_slot_bytes(c);
+    const size_t longest = c->has_tokenizer ? tokenizer_longest_of((size_t)c->tokenizer_bytes) : 0;
     for (uint32_t i = 0; i < c->bank_count; i++) p->total_experts += c->banks[i].experts;
     for (uint32_t i = 0; i < a->layers; i++)
         if (layer_ffn(a, i)->kind == FFN_MOE) p->working_set_records += layer_ffn(a, i)->moe.top_k;
@@ -161,12 +167,12 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
 
     /* A larger chunk reads each expert for more tokens; it may take an eighth of what is free. */
     p->chunk = params->chunk ? params->chunk : most;
-    p->floor = fixed + p->sessions * plan_session_scratch(a, p->ctx, least, p->threads);
+    p->floor = fixed + p->sessions * plan_session_scratch(a, p->ctx, least, p->threads, longest);
     const uint64_t spare = p->ram > fixed ? p->ram - fixed : 0;
     while (p->chunk > least &&
-           p->sessions * plan_session_scratch(a, p->ctx, p->chunk, p->threads) > spare / 8)
+           p->sessions * plan_session_scratch(a, p->ctx, p->chunk, p->threads, longest) > spare / 8)
         p->chunk = p->chunk / 2 > least ? p->chunk / 2 : least;
-    p->scratch = p->sessions * plan_session_scratch(a, p->ctx, p->chunk, p->threads);
+    p->scratch = p->sessions * plan_session_scratch(a, p->ctx, p->chunk, p->threads, longest);
 
     const uint64_t used = fixed + p->scratch;
     if (p->ram >= used) p->slots = slots_within(c, *o, p->ram - used + p->io, p->total_experts);
@@ -180,7 +186,7 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
     whole.slots = p->total_experts;
     p->recommended = rest + expert_cache_cost(c, &whole) +
                      p->sessions * plan_session_scratch(a, p->ctx, params->chunk ? params->chunk : most,
-                                                        p->threads);
+                                                        p->threads, longest);
     const uint64_t safe = memory_default_budget(memory);
     if (p->recommended > safe) p->recommended = safe > p->floor ? safe : p->floor;
     return HR_OK;

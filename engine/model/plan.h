@@ -27,6 +27,9 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
 /* Bytes of one session: its state, and its scratch with everything else it allocates. */
 uint64_t plan_session_state(const struct architecture *a, uint32_t ctx);
 uint64_t plan_session_scratch(const struct architecture *a, uint32_t ctx, uint32_t chunk,
-                              uint32_t workers);
+                              uint32_t workers, size_t longest);
+/* Of that, what generating works in: three numbers and a bit for each id, text that is held back,
+ * a token of at most `longest` bytes. generate/generate.c divides it. */
+size_t plan_workspace(uint32_t vocab, size_t longest);
 
 #endif

@@ -39,9 +39,12 @@ static hr_status allocate(struct session *s, hr_error *err)
     s->scratch_block = mem_alloc(&m->mem, s->scratch_bytes);
     s->state.layers = mem_alloc(&m->mem, m->arch.layers * sizeof *s->state.layers);
     s->logits = mem_alloc(&m->mem, logits_bytes(m));
-    if (!s->state_block || !s->scratch_block || !s->state.layers || !s->logits)
+    s->workspace_bytes = plan_workspace(m->arch.vocab_size,
+                                        m->tokenizer ? tokenizer_longest(m->tokenizer) : 0);
+    s->workspace = mem_alloc(&m->mem, s->workspace_bytes);
+    if (!s->state_block || !s->scratch_block || !s->state.layers || !s->logits || !s->workspace)
         return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes for a session",
-                    s->state_bytes + s->scratch_bytes);
+                    s->state_bytes + s->scratch_bytes + s->workspace_bytes);
     state = (struct carve){s->state_block, 0};
     scratch = (struct carve){s->scratch_block, 0};
     state_carve(&state, &m->arch, m->plan.ctx, &s->state);
@@ -76,19 +79,19 @@ hr_status session_create(struct model *m, struct session **out, hr_error *err)
     return st;
 }
 
-static size_t route_values(const struct session *s)
+static size_t route_values(const struct session *s, uint32_t tokens)
 {
-    return (size_t)s->model->arch.moe_layers * s->route_tokens * s->model->arch.max_top_k;
+    return (size_t)s->model->arch.moe_layers * tokens * s->model->arch.max_top_k;
 }
 
 static void drop_routes(struct session *s)
 {
-    const size_t n = route_values(s);
+    const size_t n = route_values(s, s->route_room);
     mem_free(&s->model->mem, s->route_ids, n * sizeof(int32_t));
     mem_free(&s->model->mem, s->route_weights, n * sizeof(float));
     s->route_ids = NULL;
     s->route_weights = NULL;
-    s->route_tokens = 0;
+    s->route_room = s->route_tokens = 0;
 }
 
 void session_free(struct session *s)
@@ -101,6 +104,7 @@ void session_free(struct session *s)
     mem_free(&m->mem, s->scratch_block, s->scratch_bytes);
     mem_free(&m->mem, s->state.layers, m->arch.layers * sizeof *s->state.layers);
     mem_free(&m->mem, s->logits, logits_bytes(m));
+    mem_free(&m->mem, s->workspace, s->workspace_bytes);
     pthread_mutex_lock(&m->lock);
     m->lanes &= ~((uint64_t)1 << s->lane);
     pthread_mutex_unlock(&m->lock);
@@ -114,7 +118,7 @@ void session_reset(struct session *s)
     s->pending = -1;
     s->poisoned = false;
     s->has_logits = false;
-    drop_routes(s);
+    s->route_tokens = 0;
 }
 
 hr_status session_fork(const struct session *s, struct session **out, hr_error *err)
@@ -130,14 +134,6 @@ hr_status session_fork(const struct session *s, struct session **out, hr_error *
     copy->has_logits = s->has_logits;
     memcpy(copy->logits, s->logits, logits_bytes(m));
     *out = copy;
-    return HR_OK;
-}
-
-hr_status session_record_routes(struct session *s, bool on, hr_error *err)
-{
-    (void)err;
-    s->record = on;
-    if (!on) drop_routes(s);
     return HR_OK;
 }
 
@@ -163,18 +159,21 @@ hr_status session_tap_guesses(struct session *s, hr_guess_fn fn, void *user, hr_
     return HR_OK;
 }
 
-static hr_status prepare_routes(struct session *s, uint32_t n, hr_error *err)
+hr_status session_record_routes(struct session *s, uint32_t tokens, hr_error *err)
 {
-    if (s->route_tokens == n && s->route_ids) return HR_OK;
+    struct model *m = s->model;
+    if (tokens > m->plan.ctx) tokens = m->plan.ctx;
+    if (tokens == s->route_room) return HR_OK;
     drop_routes(s);
-    s->route_tokens = n;
-    const size_t values = route_values(s);
-    s->route_ids = mem_alloc(&s->model->mem, values * sizeof(int32_t));
-    s->route_weights = mem_alloc(&s->model->mem, values * sizeof(float));
+    if (tokens == 0) return HR_OK;
+    const size_t values = route_values(s, tokens);
+    s->route_room = tokens;
+    s->route_ids = mem_alloc(&m->mem, values * sizeof(int32_t));
+    s->route_weights = mem_alloc(&m->mem, values * sizeof(float));
     if (s->route_ids && s->route_weights) return HR_OK;
     drop_routes(s);
     return fail(err, HR_ERR_MEMORY, "recording the routes of %u tokens needs %zu bytes more than the budget has",
-                n, values * 8);
+                tokens, values * (sizeof(int32_t) + sizeof(float)));
 }
 
 struct spent {
@@ -205,7 +204,7 @@ static hr_status eval_chunks(struct session *s, const int32_t *ids, uint32_t n, 
         uint32_t rows = which == HR_LOGITS_ALL ? step : which == HR_LOGITS_LAST && last ? 1 : 0;
         float *to = which == HR_LOGITS_ALL ? logits + at * vocab : s->logits;
         call.position = s->position;
-        if (s->record) {
+        if (s->route_room) {
             const size_t width = m->arch.max_top_k;
             call.route_stride = (size_t)n * width;
             call.route_ids = s->route_ids + at * width;
@@ -246,6 +245,9 @@ static hr_status check_call(const struct session *s, const int32_t *ids, size_t 
         return fail(err, HR_ERR_CONTEXT, "%zu tokens are needed and %u of %u are available; "
                     "shorten the input or open the model with a larger ctx", n,
                     m->plan.ctx - s->position, m->plan.ctx);
+    if (s->route_room && n > s->route_room)
+        return fail(err, HR_ERR_USAGE, "%zu tokens in a call that records routes, and room was taken for %u",
+                    n, s->route_room);
     for (size_t i = 0; i < n; i++)
         if (ids[i] < 0 || (uint32_t)ids[i] >= m->arch.vocab_size)
             return fail(err, HR_ERR_USAGE, "token %zu has id %d; the vocabulary has %u", i, ids[i],
@@ -258,7 +260,7 @@ hr_status session_eval(struct session *s, const int32_t *ids, size_t n, int32_t 
 {
     struct model *m = s->model;
     TRY(check_call(s, ids, n, which, logits, err));
-    if (s->record) TRY(prepare_routes(s, (uint32_t)n, err));
+    if (s->route_room) s->route_tokens = (uint32_t)n;
     const double start = clock_seconds();
     const uint64_t mode = float_mode_enter();
     struct spent spent = {0, 0};
@@ -337,9 +339,9 @@ const struct kernels *session_kernels(const struct session *s)
     return s->model->nn.k;
 }
 
-struct mem_budget *session_budget(const struct session *s)
+void *session_workspace(const struct session *s)
 {
-    return &s->model->mem;
+    return s->workspace;
 }
 
 const struct tokenizer *session_tokenizer(const struct session *s)

@@ -15,6 +15,8 @@ struct session {
     bool poisoned;      /* an eval failed half-way */
     bool has_logits;
     float *logits;      /* [vocab]: of the last evaluated token */
+    void *workspace;    /* [plan_workspace]: of whoever generates */
+    size_t workspace_bytes;
     struct state state;
     void *state_block, *scratch_block;
     size_t state_bytes, scratch_bytes;
@@ -28,9 +30,9 @@ struct session {
     void *told_block;   /* there while tap_guess is */
     size_t told_bytes;
     struct read_ahead ahead;
-    bool record;        /* keep routes */
-    uint32_t route_tokens;
-    int32_t *route_ids; /* [moe_layers][route_tokens][max_top_k] */
+    uint32_t route_room;   /* tokens of a call whose routes can be kept; 0: none are */
+    uint32_t route_tokens; /* whose routes are kept; 0 none */
+    int32_t *route_ids;    /* [moe_layers][route_tokens][max_top_k] */
     float *route_weights;
 };
 
@@ -43,7 +45,7 @@ hr_status session_fork(const struct session *s, struct session **out, hr_error *
  * kept in s->logits unless which is HR_LOGITS_NONE. */
 hr_status session_eval(struct session *s, const int32_t *ids, size_t n, int32_t which,
                        float *logits, hr_error *err);
-hr_status session_record_routes(struct session *s, bool on, hr_error *err);
+hr_status session_record_routes(struct session *s, uint32_t tokens, hr_error *err);
 hr_status session_tap_guesses(struct session *s, hr_guess_fn fn, void *user, hr_error *err);
 
 /* model/session_file.c */
@@ -62,7 +64,7 @@ int32_t session_pending(const struct session *s);
 void session_set_pending(struct session *s, int32_t id);
 void session_stats(const struct session *s, hr_stats *out);
 const struct kernels *session_kernels(const struct session *s);
-struct mem_budget *session_budget(const struct session *s);
+void *session_workspace(const struct session *s);
 const struct tokenizer *session_tokenizer(const struct session *s);
 const int32_t *session_stop_ids(const struct session *s, uint32_t *count);
 

@@ -5,7 +5,6 @@
 #define FLAG_CONTROL 1
 #define FLAG_ADDED 2
 #define FLAG_ORDINARY 4
-#define MAX_TOKEN_BYTES 65536u
 
 hr_status vocabulary_init(struct vocabulary *v, struct section offsets, struct section flags,
                           struct section bytes, uint32_t limit, hr_error *err)
@@ -20,15 +19,16 @@ hr_status vocabulary_init(struct vocabulary *v, struct section offsets, struct s
     if (offsets.bytes != 4 * ((size_t)size + 1))
         return fail(err, HR_ERR_FORMAT, "tokenizer.bin: %zu bytes of offsets for %u entries",
                     offsets.bytes, size);
-    uint32_t at = get_u32(offsets.data, 0);
+    uint32_t at = get_u32(offsets.data, 0), longest = 0;
     if (at != 0) return fail(err, HR_ERR_FORMAT, "tokenizer.bin: vocabulary begins at %u", at);
     for (uint32_t id = 0; id < size; id++) {
         const uint32_t next = get_u32(offsets.data, (size_t)id + 1);
-        if (next < at || next - at > MAX_TOKEN_BYTES || next > bytes.bytes)
+        if (next < at || next - at > TOKEN_BYTES_MAX || next > bytes.bytes)
             return fail(err, HR_ERR_FORMAT, "tokenizer.bin: token %u has a bad extent", id);
         if (flags.data[id] & ~(FLAG_CONTROL | FLAG_ADDED | FLAG_ORDINARY) ||
             ((flags.data[id] & FLAG_ORDINARY) && (flags.data[id] & FLAG_CONTROL)))
             return fail(err, HR_ERR_FORMAT, "tokenizer.bin: token %u has unknown flags", id);
+        if (next - at > longest) longest = next - at;
         at = next;
     }
     if (at != bytes.bytes)
@@ -37,6 +37,7 @@ hr_status vocabulary_init(struct vocabulary *v, struct section offsets, struct s
     if (get_u32(offsets.data, size - 1) == at)
         return fail(err, HR_ERR_FORMAT, "tokenizer.bin: the last token %u has no bytes", size - 1);
     v->size = size;
+    v->longest = longest;
     v->offsets = offsets.data;
     v->flags = flags.data;
     v->bytes = bytes.data;

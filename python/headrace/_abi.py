@@ -488,7 +488,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "hr_session_fork": (c.c_int, [_session_p, c.POINTER(_session_p), _error_p]),
     "hr_eval": (c.c_int, [_session_p, _ids_p, c.c_size_t, _i32, _float_p, _error_p]),
     "hr_cancel": (None, [_session_p]),
-    "hr_session_record_routes": (c.c_int, [_session_p, _i32, _error_p]),
+    "hr_session_record_routes": (c.c_int, [_session_p, _u32, _error_p]),
     "hr_session_routes": (c.c_int, [_session_p, c.c_size_t, _ids_p, _float_p, _error_p]),
     "hr_session_tap": (c.c_int, [_session_p, hr_moe_fn, c.c_void_p, _error_p]),
     "hr_session_tap_guesses": (c.c_int, [_session_p, hr_guess_fn, c.c_void_p, _error_p]),

@@ -428,7 +428,7 @@ class Model:
 
         def function(lib: ctypes.CDLL, session: ctypes.c_void_p, error: _abi.hr_error) -> int:
             lib.hr_session_reset(session)
-            status = lib.hr_session_record_routes(session, 1, ctypes.byref(error))
+            status = lib.hr_session_record_routes(session, array.size, ctypes.byref(error))
             if status == _abi.HR_OK:
                 status = lib.hr_eval(session, ids_pointer(array), array.size, _abi.HR_LOGITS_NONE,
                                      None, ctypes.byref(error))

@@ -95,7 +95,7 @@ static bool act(struct scene *s)
     if (!ok(s, "open", hr_model_open(p->container, &p->params, &s->model, &o->err))) return false;
     s->used = stats(s->model, &leases);
     return tokenise(s) && ok(s, "create", hr_session_create(s->model, &s->first, &o->err)) &&
-           ok(s, "routes", hr_session_record_routes(s->first, 1, &o->err)) &&
+           ok(s, "routes", hr_session_record_routes(s->first, (uint32_t)n, &o->err)) &&
            ok(s, "generate", generate(s->first, prompt, n, o->tokens[0], &o->err)) &&
            ok(s, "save", hr_session_save(s->first, p->saved, &o->err)) &&
            ok(s, "fork", hr_session_fork(s->first, &s->second, &o->err)) &&

@@ -61,7 +61,7 @@ static void find_routes(const struct base *b, struct target *t)
     if (hr_model_open(b->dir, &params, &model, &err) != HR_OK) fail_setup(b, err.detail);
     if (hr_model_get_info(model, &info, &err) != HR_OK ||
         hr_session_create(model, &session, &err) != HR_OK ||
-        hr_session_record_routes(session, 1, &err) != HR_OK)
+        hr_session_record_routes(session, EVAL_TOKENS, &err) != HR_OK)
         fail_setup(b, err.detail);
     for (int32_t i = 0; i < EVAL_TOKENS; i++) tokens[i] = (i * 5 + 1) % (int32_t)info.vocab_size;
     if ((size_t)info.moe_layers * EVAL_TOKENS * info.top_k > sizeof ids / sizeof *ids ||
