@@ -50,12 +50,12 @@ void way_of(uint8_t bits, struct way *way);
 
 struct outcome {
     hr_status open, eval;
-    uint32_t vocab;
+    uint32_t vocab, chunk;
     float logits[1 << 12]; /* of the last token; only those of small vocabularies */
 };
 /* Aborts when a promise of headrace.h does not hold. */
 void work_run(struct base *b, const struct way *way, struct outcome *out);
-/* Aborts unless both are the same, NaN being equal to NaN. */
+/* Aborts unless both are the same, NaN being equal to NaN; with other chunks a fault may be another. */
 void outcomes_equal(const struct outcome *a, const struct outcome *b);
 
 #endif
