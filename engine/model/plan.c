@@ -11,9 +11,9 @@
 #include "store/row_table.h"
 #include "text/tokenizer.h"
 
-/* Room for what calls allocate and free again (encoding a text, recording routes) and for the fixed
- * structures of a model and its sessions. */
-enum { CALL_SLACK = 4 << 20, MAX_CHUNK = 4096, AUTO_CHUNK = 512, MAX_READ_AHEAD = 64 };
+/* Room for what calls allocate and free again (encoding a text, recording routes), for the fixed
+ * structures of a model and its sessions, and for vocabularies with tokens longer than any known. */
+enum { CALL_SLACK = 4 << 20, LONG_TOKEN = 1024, MAX_CHUNK = 4096, AUTO_CHUNK = 512, MAX_READ_AHEAD = 64 };
 
 /* More than any machine has; the sums of the plan stay far from overflow. */
 #define STATE_MAX ((uint64_t)1 << 56)
@@ -144,7 +144,7 @@ hr_status plan_make(const struct container *c, const struct architecture *a,
     p->available = memory->usable;
     p->ram = params->ram ? params->ram : memory_default_budget(memory);
     p->record_bytes = expert_cache_slot_bytes(c);
-    const size_t longest = c->has_tokenizer ? tokenizer_longest_of((size_t)c->tokenizer_bytes) : 0;
+    const size_t longest = c->has_tokenizer ? LONG_TOKEN : 0;
     for (uint32_t i = 0; i < c->bank_count; i++) p->total_experts += c->banks[i].experts;
     for (uint32_t i = 0; i < a->layers; i++)
         if (layer_ffn(a, i)->kind == FFN_MOE) p->working_set_records += layer_ffn(a, i)->moe.top_k;

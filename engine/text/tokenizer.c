@@ -252,11 +252,6 @@ size_t tokenizer_longest(const struct tokenizer *t)
     return t->vocabulary.longest;
 }
 
-size_t tokenizer_longest_of(size_t file_bytes)
-{
-    return file_bytes < TOKEN_BYTES_MAX ? file_bytes : TOKEN_BYTES_MAX;
-}
-
 uint32_t tokenizer_vocab(const struct tokenizer *t)
 {
     return t->vocabulary.size;

@@ -27,8 +27,6 @@ hr_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n
 /* Raw bytes of one id (an added token: its spelling); length 0 for ids without an entry. */
 const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *len);
 size_t tokenizer_longest(const struct tokenizer *t); /* bytes of an id */
-/* The most that a vocabulary of any file of so many bytes has for it. */
-size_t tokenizer_longest_of(size_t file_bytes);
 uint32_t tokenizer_vocab(const struct tokenizer *t); /* largest id with an entry, plus one */
 bool tokenizer_is_control(const struct tokenizer *t, int32_t id);
 

@@ -5,6 +5,7 @@
 #define FLAG_CONTROL 1
 #define FLAG_ADDED 2
 #define FLAG_ORDINARY 4
+#define MAX_TOKEN_BYTES 65536u
 
 hr_status vocabulary_init(struct vocabulary *v, struct section offsets, struct section flags,
                           struct section bytes, uint32_t limit, hr_error *err)
@@ -23,7 +24,7 @@ hr_status vocabulary_init(struct vocabulary *v, struct section offsets, struct s
     if (at != 0) return fail(err, HR_ERR_FORMAT, "tokenizer.bin: vocabulary begins at %u", at);
     for (uint32_t id = 0; id < size; id++) {
         const uint32_t next = get_u32(offsets.data, (size_t)id + 1);
-        if (next < at || next - at > TOKEN_BYTES_MAX || next > bytes.bytes)
+        if (next < at || next - at > MAX_TOKEN_BYTES || next > bytes.bytes)
             return fail(err, HR_ERR_FORMAT, "tokenizer.bin: token %u has a bad extent", id);
         if (flags.data[id] & ~(FLAG_CONTROL | FLAG_ADDED | FLAG_ORDINARY) ||
             ((flags.data[id] & FLAG_ORDINARY) && (flags.data[id] & FLAG_CONTROL)))

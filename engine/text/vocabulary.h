@@ -7,8 +7,6 @@
 #include "base/status.h"
 #include "text/bytes.h"
 
-enum { TOKEN_BYTES_MAX = 65536 };
-
 struct vocabulary {
     uint32_t size, longest; /* longest: bytes of an entry */
     const uint8_t *offsets, *flags, *bytes;
