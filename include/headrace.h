@@ -157,6 +157,7 @@ typedef struct hr_model_info {
     char trunk_codec[16], expert_codec[16];
     char container_sha256[65]; /* hex SHA-256 of manifest.json */
     uint32_t drives;         /* the container's own directory counts */
+    uint32_t expert_activations; /* bits of those that experts meet: 22 or 8; 0 = float32, mixed or no experts */
 } hr_model_info;
 
 /* info->size must be set by the caller to sizeof(hr_model_info). */
@@ -182,7 +183,8 @@ typedef struct hr_plan_result {
     uint32_t layers, moe_layers, experts, top_k; /* the last two: the largest of a layer */
     uint32_t trunk_rows, trunk_cols;     /* the layers' matrix that is read most */
     uint32_t expert_width, expert_inner; /* of an expert's matrices */
-    uint32_t threads, io_threads, has_tokenizer, reserved2;
+    uint32_t threads, io_threads, has_tokenizer;
+    uint32_t expert_activations; /* of expert_codec, as in hr_model_info */
     char trunk_codec[16], expert_codec[16]; /* that hold most bytes */
 } hr_plan_result;
 
@@ -526,7 +528,8 @@ typedef struct hr_probe_params {
     char isa[16];
     char expert_codec[16], trunk_codec[16]; /* "" or "none": not measured */
     char other_codec[16];   /* experts in another codec beside; "": none */
-    uint32_t expert_width, expert_inner, top_k, trunk_rows, trunk_cols, reserved;
+    uint32_t expert_width, expert_inner, top_k, trunk_rows, trunk_cols;
+    uint32_t expert_activations; /* 22: mxfp4 experts meet 22-bit activations; 0 or 8: as the codec's others */
 } hr_probe_params;
 
 /* Defaults; from a plan (may be NULL) also what it says of shapes, codecs and threads. */
@@ -548,7 +551,8 @@ typedef struct hr_probe_result {
     double memory_rate;     /* a plain read */
     double expert_rate, other_rate, trunk_rate; /* stored bytes of weights, one token */
     double dispatch_seconds; /* a parallel region with nothing in it */
-    uint32_t threads, reserved;
+    uint32_t threads;
+    uint32_t expert_activations; /* that expert_rate was measured with, as in hr_model_info */
     /* The machine. UINT64_MAX: no limit */
     uint64_t physical_memory, available, cgroup_room, memlock, swap_used;
     char huge_pages[16];

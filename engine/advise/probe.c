@@ -135,6 +135,7 @@ static hr_status probe_compute(const hr_probe_params *p, hr_probe_result *r, hr_
     struct throughput_setup s = {.k = kernels_find(p->isa), .threads = p->threads,
                                  .seconds = p->compute_seconds,
                                  .expert_codec = codec_named(p->expert_codec),
+                                 .fine = p->expert_activations == 22,
                                  .width = p->expert_width, .inner = p->expert_inner,
                                  .experts = p->top_k, .trunk_codec = codec_named(p->trunk_codec),
                                  .rows = p->trunk_rows, .cols = p->trunk_cols};
@@ -149,12 +150,14 @@ static hr_status probe_compute(const hr_probe_params *p, hr_probe_result *r, hr_
     if (status == HR_OK) {
         r->memory_rate = t.memory;
         r->expert_rate = t.experts;
+        r->expert_activations = codec_activations(s.expert_codec, s.fine);
         r->trunk_rate = t.trunk;
         r->dispatch_seconds = t.dispatch;
     }
     if (status == HR_OK && other != CODEC_NONE && s.expert_codec != CODEC_NONE) {
         s.trunk_codec = CODEC_NONE;
         s.expert_codec = other;
+        s.fine = false;
         s.seconds = 0.3 * p->compute_seconds;
         s.pool = choose_pool(p, &s);
         status = throughput_measure(&s, NULL, &t, err);

@@ -63,13 +63,17 @@ hr_status hr_model_set_ram(hr_model *model, uint64_t ram, hr_error *err)
     return model_set_ram(model_of(model), ram, err);
 }
 
-static void codec_of_experts(const struct model *m, char out[16])
+static void codec_of_experts(const struct model *m, hr_model_info *i)
 {
-    const struct container *c = m->c;
-    const char *name = c->bank_count ? codec_name(c->banks[0].codec) : "none";
-    for (uint32_t i = 1; i < c->bank_count; i++)
-        if (c->banks[i].codec != c->banks[0].codec) name = "mixed";
-    snprintf(out, 16, "%s", name);
+    const struct bank_entry *b = m->c->banks;
+    const uint32_t n = m->c->bank_count;
+    const char *name = n ? codec_name(b[0].codec) : "none";
+    i->expert_activations = n ? codec_activations(b[0].codec, b[0].fine) : 0;
+    for (uint32_t k = 1; k < n; k++) {
+        if (b[k].codec != b[0].codec) name = "mixed";
+        if (codec_activations(b[k].codec, b[k].fine) != i->expert_activations) i->expert_activations = 0;
+    }
+    snprintf(i->expert_codec, sizeof i->expert_codec, "%s", name);
 }
 
 hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error *err)
@@ -103,7 +107,7 @@ hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error
     snprintf(i.isa, sizeof i.isa, "%s", m->nn.k->isa);
     snprintf(i.io_mode, sizeof i.io_mode, "%s", expert_cache_io_mode(m->cache));
     snprintf(i.trunk_codec, sizeof i.trunk_codec, "%s", codec_name(trunk_codec_of(m->c)));
-    codec_of_experts(m, i.expert_codec);
+    codec_of_experts(m, &i);
     i.drives = m->c->drive_count;
     snprintf(i.container_sha256, sizeof i.container_sha256, "%s", m->c->sha256);
     return give(info, info->size, &i, sizeof i, err);

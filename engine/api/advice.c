@@ -33,6 +33,7 @@ void hr_probe_params_init(hr_probe_params *params, const hr_plan_result *plan)
     params->top_k = plan->top_k;
     params->trunk_rows = plan->trunk_rows;
     params->trunk_cols = plan->trunk_cols;
+    params->expert_activations = plan->expert_activations;
     memcpy(params->expert_codec, plan->expert_codec, sizeof params->expert_codec);
     memcpy(params->trunk_codec, plan->trunk_codec, sizeof params->trunk_codec);
 }
@@ -61,6 +62,10 @@ static hr_status check_shapes(hr_probe_params *p, hr_error *err)
                                p->expert_width > DIM_MOST || p->expert_inner > DIM_MOST))
         return fail(err, HR_ERR_USAGE, "%u experts of [%u, %u] are out of range", p->top_k,
                     p->expert_width, p->expert_inner);
+    const uint32_t bits = p->expert_activations;
+    if (bits != 0 && bits != 8 && (bits != 22 || codec_from_name(p->expert_codec) != CODEC_MXFP4))
+        return fail(err, HR_ERR_USAGE, "expert_activations is %u; 0 and 8 are allowed, with mxfp4 also 22",
+                    bits);
     if (p->trunk_codec[0] && (p->trunk_rows == 0 || p->trunk_cols == 0 || p->trunk_rows > DIM_MOST ||
                               p->trunk_cols > DIM_MOST))
         return fail(err, HR_ERR_USAGE, "trunk matrices of [%u, %u] are out of range", p->trunk_rows,

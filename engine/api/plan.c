@@ -52,6 +52,7 @@ static void fill_token(const struct container *c, const struct architecture *a, 
     r->has_tokenizer = c->has_tokenizer;
     snprintf(r->trunk_codec, sizeof r->trunk_codec, "%s", codec_name(cost.trunk_codec));
     snprintf(r->expert_codec, sizeof r->expert_codec, "%s", codec_name(cost.expert_codec));
+    r->expert_activations = codec_activations(cost.expert_codec, cost.fine);
 }
 
 static hr_status plan_container(const struct container *c, const hr_model_params *params,

@@ -131,8 +131,8 @@ static void carve_all(struct carve *c, const struct throughput_setup *s, struct 
     b->source = carve_take(c, matrix * sizeof(float));
     b->x = carve_take(c, larger(s->cols, s->width) * sizeof(float));
     b->y = carve_take(c, larger(s->rows, (size_t)s->experts * s->width) * sizeof(float));
-    linear_input_carve(c, 1, (uint32_t)larger(s->cols, s->width), false, &b->in);
-    glu_carve(c, s->experts, s->inner, false, &b->glu);
+    linear_input_carve(c, 1, (uint32_t)larger(s->cols, s->width), s->fine, &b->in);
+    glu_carve(c, s->experts, s->inner, s->fine, &b->glu);
 }
 
 static void measure_all(struct bench *b, struct throughput *out)
@@ -146,7 +146,9 @@ static void measure_all(struct bench *b, struct throughput *out)
                            2 * third);
         bench_weights_fill(&b->down, s->expert_codec, s->width, s->inner, b->source,
                            b->pool + 2 * third, third);
+        b->wide.fine = b->down.fine = s->fine;
         out->experts = rate_of(b, expert_step);
+        b->wide.fine = false;
     }
     if (s->trunk_codec != CODEC_NONE) {
         bench_weights_fill(&b->wide, s->trunk_codec, s->rows, s->cols, b->source, b->pool,

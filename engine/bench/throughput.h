@@ -16,6 +16,7 @@ struct throughput_setup {
     double seconds; /* of measuring; filling the pool takes its own time */
     uint64_t pool;  /* bytes of weights that are walked through */
     enum codec expert_codec;     /* CODEC_NONE: no experts */
+    bool fine;                   /* they are mxfp4 and meet 22-bit activations */
     uint32_t width, inner;       /* of an expert: down [width, inner] */
     uint32_t experts;            /* computed together, at most THROUGHPUT_EXPERTS_MOST */
     enum codec trunk_codec;      /* CODEC_NONE: no trunk */

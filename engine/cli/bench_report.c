@@ -75,10 +75,10 @@ static void print_phase(const char *name, const struct bench_phase *phases,
 void bench_print(const struct bench_run *run)
 {
     const hr_model_info *m = &run->info;
-    char a[32], b[32], c[32];
+    char a[32], b[32], c[32], codec[64];
     printf("%s: experts %s, trunk %s, %s; kernels %s, reads %s, %u + %u threads\n", m->name,
-           m->expert_codec, m->trunk_codec, format_bytes(m->container_bytes, a), m->isa, m->io_mode,
-           m->threads, m->io_threads);
+           format_codec(m->expert_codec, m->expert_activations, codec), m->trunk_codec,
+           format_bytes(m->container_bytes, a), m->isa, m->io_mode, m->threads, m->io_threads);
     printf("memory %s of %s, cache %s: %.1f %% of the experts\n", format_bytes(run->stats.memory_peak, a),
            format_bytes(run->stats.memory_limit, b), format_bytes(run->stats.cache_bytes, c),
            m->expert_bytes > 0 ? 100.0 * (double)run->stats.cache_bytes / (double)m->expert_bytes : 0);

@@ -86,6 +86,8 @@ int tokenize_all(const hr_model *model, const char *text, size_t n, bool special
 
 /* "1.50 GiB" into out[32]; returns out. */
 const char *format_bytes(uint64_t bytes, char out[32]);
+/* A codec, with what its products take where that is not the usual. */
+const char *format_codec(const char *codec, uint32_t activations, char out[64]);
 void print_stats(const hr_stats *s); /* on stderr */
 void out_plan(struct json_out *j, const char *key, const hr_plan_result *p);
 void out_stats(struct json_out *j, const hr_stats *s);

@@ -39,7 +39,7 @@ void doctor_print(const struct doctor *d)
     const hr_probe_result *m = &d->probe;
     const hr_forecast_result *f = &d->forecast;
     const double set = (double)p->moe_layers * p->top_k;
-    char a[32], b[32], c[32], e[32];
+    char a[32], b[32], c[32], e[32], codec[64];
     printf("verdict       %s\n", VERDICTS[f->verdict]);
     for (uint32_t i = 0; i < f->reasons; i++)
         printf("  %-11s %s\n", grade_name(f->grade[i]), f->reason[i]);
@@ -50,7 +50,8 @@ void doctor_print(const struct doctor *d)
                p->total_experts, format_bytes(p->cache, a), set > 0 ? p->cache_slots / set : 0);
     printf("a token       reads %s of trunk (%s) and %s of experts (%s) from memory\n",
            format_bytes(p->trunk_per_token, a), p->trunk_codec,
-           format_bytes(p->experts_per_token, b), p->expert_codec);
+           format_bytes(p->experts_per_token, b),
+           format_codec(p->expert_codec, p->expert_activations, codec));
     print_drive(m);
     if (m->memory_rate > 0)
         printf("processor     memory %.1f GB/s, experts %.1f, trunk %.1f, with %u thread%s\n",
@@ -102,6 +103,7 @@ static void out_probe(struct json_out *j, const hr_probe_result *p)
     out_u64(j, "threads", p->threads);
     out_f64(j, "memory_rate", p->memory_rate);
     out_f64(j, "expert_rate", p->expert_rate);
+    out_u64(j, "expert_activations", p->expert_activations);
     out_f64(j, "trunk_rate", p->trunk_rate);
     out_f64(j, "other_rate", p->other_rate);
     out_f64(j, "dispatch_seconds", p->dispatch_seconds);

@@ -12,7 +12,9 @@ static void print_info(const hr_model_info *m)
     printf("context         %u of %u tokens, chunk %u\n", m->ctx, m->max_position, m->chunk);
     printf("layers          %u, %u with experts (%u, %u for each token)\n", m->layers,
            m->moe_layers, m->experts, m->top_k);
-    printf("codecs          trunk %s, experts %s\n", m->trunk_codec, m->expert_codec);
+    char codec[64];
+    printf("codecs          trunk %s, experts %s\n", m->trunk_codec,
+           format_codec(m->expert_codec, m->expert_activations, codec));
     printf("container       %s\n", format_bytes(m->container_bytes, bytes));
     printf("sha256          %s\n", m->container_sha256);
 }

@@ -16,6 +16,13 @@ const char *format_bytes(uint64_t bytes, char out[32])
     return out;
 }
 
+const char *format_codec(const char *codec, uint32_t activations, char out[64])
+{
+    if (activations == 0 || activations == 8) return codec;
+    snprintf(out, 64, "%s, %u-bit activations", codec, activations);
+    return out;
+}
+
 static double per_second(uint64_t count, double seconds)
 {
     return seconds > 0 ? (double)count / seconds : 0;
@@ -88,6 +95,7 @@ void out_model(struct json_out *j, const hr_model_info *info)
     out_string(j, "io_mode", info->io_mode);
     out_string(j, "trunk_codec", info->trunk_codec);
     out_string(j, "expert_codec", info->expert_codec);
+    out_u64(j, "expert_activations", info->expert_activations);
     out_u64(j, "vocab_size", info->vocab_size);
     out_u64(j, "hidden_size", info->hidden_size);
     out_u64(j, "layers", info->layers);

@@ -44,7 +44,7 @@ static void cost_of_mixer(const struct mixer_part *m, struct token_cost *out)
 
 void token_cost_of(const struct container *c, const struct architecture *a, struct token_cost *out)
 {
-    uint64_t largest = 0, bytes[CODECS] = {0};
+    uint64_t largest = 0, bytes[CODECS] = {0}, fine[CODECS] = {0};
     memset(out, 0, sizeof *out);
     out->trunk_codec = trunk_codec_of(c);
     for (uint32_t i = 0; i < c->tensor_count; i++) {
@@ -61,8 +61,10 @@ void token_cost_of(const struct container *c, const struct architecture *a, stru
         const struct bank_entry *b = &c->banks[bank++];
         out->experts += (uint64_t)layer_ffn(a, i)->moe.top_k * b->record.bytes;
         bytes[(uint32_t)b->codec % CODECS] += b->record.bytes;
+        if (b->fine) fine[(uint32_t)b->codec % CODECS] += b->record.bytes;
         out->width = b->hidden;
         out->inner = b->inner;
     }
     out->expert_codec = most(bytes);
+    out->fine = fine[out->expert_codec] > bytes[out->expert_codec] / 2;
 }

@@ -11,6 +11,7 @@ struct token_cost {
     uint64_t state;        /* bytes of recurrent state, read and written */
     uint64_t state_per_position; /* bytes of attention state, for every token before */
     enum codec trunk_codec, expert_codec; /* that hold most bytes; CODEC_NONE without experts */
+    bool fine;             /* most bytes of expert_codec meet 22-bit activations */
     uint32_t rows, cols;   /* the layers' matrix of trunk_codec that has most bytes */
     uint32_t width, inner; /* of the experts: down [width, inner] */
 };

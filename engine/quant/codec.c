@@ -62,6 +62,11 @@ bool codec_reads_quantized(enum codec c)
     return c == CODEC_INT8 || codec_is_4bit(c) || codec_is_rvq(c);
 }
 
+uint32_t codec_activations(enum codec c, bool fine)
+{
+    return !codec_reads_quantized(c) ? 0 : fine ? 22 : 8;
+}
+
 static uint64_t element_bits(enum codec c)
 {
     switch (c) {

@@ -26,6 +26,7 @@ enum codec codec_from_name(const char *name); /* CODEC_NONE when unknown */
 bool codec_is_4bit(enum codec c);
 bool codec_is_rvq(enum codec c); /* its matrices need codebooks */
 bool codec_reads_quantized(enum codec c); /* its products take quantised activations */
+uint32_t codec_activations(enum codec c, bool fine); /* bits of those; 0: float32 */
 
 /* Bytes of a matrix; false on overflow or rows/cols == 0 or > 2^31. f32, f64, bf16: row-major,
  * unpadded. int8: rows padded to 64 and cols to 64; float32 scale[rows_pad], then u8 = w + 128 in

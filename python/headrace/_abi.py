@@ -102,6 +102,7 @@ class hr_model_info(c.Structure):
         ("expert_codec", c.c_char * 16),
         ("container_sha256", c.c_char * 65),
         ("drives", _u32),
+        ("expert_activations", _u32),
     ]
 
 
@@ -143,7 +144,7 @@ class hr_plan_result(c.Structure):
         ("threads", _u32),
         ("io_threads", _u32),
         ("has_tokenizer", _u32),
-        ("reserved2", _u32),
+        ("expert_activations", _u32),
         ("trunk_codec", c.c_char * 16),
         ("expert_codec", c.c_char * 16),
     ]
@@ -325,7 +326,7 @@ class hr_probe_params(c.Structure):
         ("top_k", _u32),
         ("trunk_rows", _u32),
         ("trunk_cols", _u32),
-        ("reserved", _u32),
+        ("expert_activations", _u32),
     ]
 
 
@@ -353,7 +354,7 @@ class hr_probe_result(c.Structure):
         ("trunk_rate", c.c_double),
         ("dispatch_seconds", c.c_double),
         ("threads", _u32),
-        ("reserved", _u32),
+        ("expert_activations", _u32),
         ("physical_memory", _u64),
         ("available", _u64),
         ("cgroup_room", _u64),

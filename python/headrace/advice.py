@@ -50,6 +50,7 @@ class Probe:
         fresh: measured with a file written just now, which flatters some drives.
         rotational, usb, network, memory: what the system says of the drive.
         memory_rate: a plain read; expert_rate, other_rate, trunk_rate: products of one token.
+        expert_activations: bits of those that expert_rate was measured with, as in Plan.
         dispatch_seconds: a parallel region with nothing in it.
         available, cgroup_room, memlock, swap_used: bytes; NO_LIMIT where there is no limit.
     """
@@ -80,6 +81,7 @@ class Probe:
     memlock: int
     swap_used: int
     huge_pages: str
+    expert_activations: int = 0
 
     @classmethod
     def from_c(cls, raw: _abi.hr_probe_result) -> Probe:

@@ -51,6 +51,7 @@ class Info:
     expert_codec: str
     container_sha256: str
     drives: int
+    expert_activations: int
 
     @classmethod
     def from_c(cls, raw: _abi.hr_model_info) -> Info:

@@ -36,6 +36,7 @@ class Plan:
         trunk_rows, trunk_cols, expert_width, expert_inner: shapes of what is read most.
         threads, io_threads: as chosen.
         trunk_codec, expert_codec: those that hold most bytes; "none" without experts.
+        expert_activations: bits of those that the experts meet, 22 or 8; 0: float32, or no experts.
     """
 
     trunk: int
@@ -74,6 +75,7 @@ class Plan:
     has_tokenizer: bool
     trunk_codec: str
     expert_codec: str
+    expert_activations: int = 0
 
     @classmethod
     def from_c(cls, raw: _abi.hr_plan_result) -> Plan:

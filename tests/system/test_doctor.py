@@ -82,6 +82,61 @@ def test_a_second_drive_adds_its_bandwidth(headrace_bin, build_dir, model_dir, t
     assert rates[1] == pytest.approx(60e6, rel=0.15), "it has half of the banks"
 
 
+@pytest.fixture(scope="module")
+def fine_model(tmp_path_factory, headrace) -> Path:
+    """Experts that meet 22-bit activations."""
+    from headrace_tools.synth import cli
+
+    out = tmp_path_factory.mktemp("fine") / "model"
+    config = ROOT / "tests" / "fixtures" / "qwen3_moe" / "config.json"
+    assert cli.main([str(out), "--quiet", "--geometry", str(config), "--experts", "mxfp4",
+                     "--activations", "22"]) == 0
+    return out
+
+
+def test_experts_are_measured_as_they_run(headrace_bin, headrace, fine_model) -> None:
+    """22-bit activations: by the kernel that the container declares, and said."""
+    done = doctor(headrace_bin, fine_model, "--ram", "64MiB", "--seconds", "0.1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["compute"]["expert_activations"] == 22
+    done = doctor(headrace_bin, fine_model, "--ram", "64MiB", "--seconds", "0.1")
+    assert b"(mxfp4, 22-bit activations)" in done.stdout
+    plan = headrace.plan(fine_model)
+    assert (plan.expert_codec, plan.expert_activations) == ("mxfp4", 22)
+    coarse = replace(plan, expert_activations=8)
+    assert headrace.probe(None, coarse, disk_seconds=-1, compute_seconds=0.1).expert_activations == 8
+    probe = headrace.probe(None, plan, disk_seconds=-1, compute_seconds=0.1)
+    assert probe.expert_activations == 22 and probe.expert_rate > 1e6
+
+
+def test_bench_names_the_activations(headrace_bin, fine_model) -> None:
+    args = [str(headrace_bin), "bench", str(fine_model), "--prefill", "4", "--decode", "4"]
+    found = json.loads(subprocess.run([*args, "--json"], capture_output=True, check=True).stdout)
+    assert (found["model"]["expert_codec"], found["model"]["expert_activations"]) == ("mxfp4", 22)
+    text = subprocess.run(args, capture_output=True, text=True, check=True).stdout
+    assert "experts mxfp4, 22-bit activations," in text
+
+
+@pytest.mark.parametrize("fine", [False, True])
+def test_throughput_calls_the_kernel_of_the_bank(lib, fine) -> None:
+    """Only it, whatever the other one would do."""
+    ffi, c = lib
+    kernels = ffi.new("struct kernels *", c.kernels_find(b"reference")[0])
+    called = set()
+    names = {False: "mxfp4_panels", True: "mxfp4_panels22"}
+    kept = []
+    for name in names.values():
+        kept.append(ffi.callback(ffi.typeof(getattr(kernels, name)),
+                                 lambda *_, name=name: called.add(name) and None))
+        setattr(kernels, name, kept[-1])
+    setup = ffi.new("struct throughput_setup *", {
+        "k": kernels, "threads": 1, "seconds": 0.05, "pool": 1 << 20, "fine": fine,
+        "expert_codec": c.codec_from_name(b"mxfp4"), "width": 64, "inner": 64, "experts": 2})
+    found, err = ffi.new("struct throughput *"), ffi.new("hr_error *")
+    assert c.throughput_measure(setup, ffi.NULL, found, err) == 0, ffi.string(err.detail)
+    assert called == {names[fine]} and found.experts > 0
+
+
 def test_for_people(headrace_bin, model_dir) -> None:
     done = doctor(headrace_bin, model_dir, "--ram", "64MiB", "--seconds", "0.1")
     assert done.returncode == 0, done.stderr
@@ -210,7 +265,8 @@ def test_probe_without_a_drive(headrace, model_dir) -> None:
     ({"record_bytes": 1000}, "record_bytes"), ({"disk_seconds": 100.0}, "disk_seconds"),
     ({"disk_seconds": float("nan")}, "disk_seconds"), ({"threads": 5000}, "threads"),
     ({"expert_codec": "int9"}, "int9"), ({"isa": "none", "compute_seconds": 0.1}, "isa"),
-    ({"expert_codec": "int8", "compute_seconds": 0.1}, "experts of"), ({"frobs": 1}, "frobs")])
+    ({"expert_codec": "int8", "compute_seconds": 0.1}, "experts of"), ({"frobs": 1}, "frobs"),
+    ({"expert_activations": 22}, "with mxfp4 also 22"), ({"expert_activations": 15}, "is 15")])
 def test_probe_refuses(headrace, tmp_path, changes: dict, text: str) -> None:
     with pytest.raises(headrace.UsageError, match=text):
         headrace.probe(tmp_path, **changes)

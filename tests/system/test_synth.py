@@ -62,6 +62,34 @@ def test_every_family_makes_a_valid_container(
     assert np.isfinite(logits).all() and 0.3 < logits.std() < 10
 
 
+def test_activations_are_declared_as_a_conversion_does(headrace, headrace_bin, tmp_path):
+    """The same bytes but for the declaration; the engine takes it, and says so wherever it names a codec."""
+    config = geometry("qwen3_moe", tmp_path / "small.json")
+    made = {bits: synth(tmp_path / f"c{bits}", "--geometry", config, "--experts", "mxfp4",
+                        "--activations", bits) for bits in (8, 22)}
+    banks = {bits: {bank.get("activations") for bank in manifest(path)["experts"]}
+             for bits, path in made.items()}
+    assert banks == {8: {None}, 22: {22}}
+    name = "experts-0000.bin"
+    assert (made[8] / name).read_bytes() == (made[22] / name).read_bytes()
+    logits = {}
+    for bits, path in made.items():
+        assert headrace.verify(path) == []
+        assert headrace.plan(path).expert_activations == bits
+        with headrace.Model(path, ram="1GiB", ctx=64) as model:
+            assert model.info.expert_activations == bits
+            logits[bits] = model.logits(ids_of(path)[:8])
+        said = subprocess.run([headrace_bin, "info", path], capture_output=True, text=True, check=True)
+        assert ("mxfp4, 22-bit activations" in said.stdout) == (bits == 22)
+    assert not np.array_equal(logits[8], logits[22])
+
+
+def test_activations_are_for_mxfp4(tmp_path, capsys):
+    with pytest.raises(SystemExit) as refused:
+        cli.main([str(tmp_path / "c"), "--preset", "k3-slice", "--activations", "22"])
+    assert refused.value.code == 2 and "mxfp4" in capsys.readouterr().err
+
+
 def test_bytes_follow_from_the_seed(tmp_path, headrace):
     config = geometry("qwen3_moe", tmp_path / "small.json")
     first = synth(tmp_path / "a", "--geometry", config, "--seed", 5)

@@ -41,6 +41,11 @@ def _parser() -> argparse.ArgumentParser:
         default="nl4", metavar="CODEC", help="codec of the routed experts (default nl4)",
     )
     parser.add_argument(
+        "--activations", type=int, choices=(8, 22),
+        help="bits of the activations that mxfp4 experts are multiplied with (default 8; "
+        "headrace-convert takes 22 for experts that are MXFP4 in the source)",
+    )
+    parser.add_argument(
         "--trunk", choices=TRUNK_CODECS, default="int8", metavar="CODEC",
         help="codec of the other matrices (default int8)",
     )
@@ -62,7 +67,8 @@ def _layout(args: argparse.Namespace) -> Preflight:
     if args.layers is not None:
         config, name = cut(config, args.layers), f"{name}-{args.layers}l"
     experts = {codec: alias for alias, codec in RVQ_CODECS.items()}.get(args.experts, args.experts)
-    return layout(config, name, Options(experts=experts, trunk=args.trunk, tokenizer=False))
+    return layout(config, name, Options(
+        experts=experts, trunk=args.trunk, tokenizer=False, activations=args.activations))
 
 
 def _print_tokens(args: argparse.Namespace) -> None:
@@ -102,6 +108,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.layers is not None and args.layers < 1:
         parser.error("--layers must be at least 1")
+    if args.activations and args.experts != "mxfp4":
+        parser.error("--activations is for --experts mxfp4")
     if args.tokens < 0 or args.seed < 0:
         parser.error("--tokens and --seed must not be negative")
     try:
