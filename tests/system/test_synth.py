@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
+import os
 import subprocess
 from itertools import islice
 from pathlib import Path
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 from convert_helpers import data_files, manifest
 from headrace_tools.crc32c import crc32c, crc32c_join, crc32c_numpy
-from headrace_tools.synth import cli, presets
+from headrace_tools.synth import cli, direct, presets, writer
 from headrace_tools.synth.geometry import layout
 from headrace_tools.convert.options import Options
 from headrace_tools.synth.routing import TOPICS, topic_chain
@@ -98,6 +101,61 @@ def test_bytes_follow_from_the_seed(tmp_path, headrace):
     assert data_files(first) == data_files(again)
     assert not set(data_files(first).values()) & set(data_files(other).values())
     assert ids_of(first) == ids_of(again) != ids_of(other)
+
+
+def test_bytes_do_not_depend_on_the_threads(tmp_path, headrace, monkeypatch):
+    config = geometry("qwen3_moe", tmp_path / "small.json", vocab_size=1000, hidden_size=256)
+    made = []
+    for threads, block in ((1, 512 << 10), (5, 64 << 10)):
+        monkeypatch.setattr(writer.os, "cpu_count", lambda n=threads: n)
+        monkeypatch.setattr(writer, "_EMBED_BYTES", block)
+        made.append(data_files(synth(tmp_path / str(threads), "--geometry", config)))
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("fault", ["", "short", "no direct I/O"])
+def test_records_are_written_as_they_were_when_they_were_put(tmp_path, monkeypatch, fault):
+    """Memory is used again for another record as soon as the writer allows it."""
+    records = direct.page_aligned(4, 8192)
+    rng, expected, real, calls = np.random.default_rng(0), [], os.pwritev, []
+
+    def pwritev(fd, views, offset):
+        calls.append(sum(len(view) for view in views))
+        if fault == "no direct I/O" and len(calls) == 1:
+            raise OSError(errno.EINVAL, "no")
+        if fault == "short" and len(calls) % 2:
+            return real(fd, [views[0][:4096]], offset)
+        return real(fd, views, offset)
+
+    monkeypatch.setattr(direct, "_GROUP", 3 * 8192)
+    monkeypatch.setattr(direct.os, "pwritev", pwritev)
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    with direct.HashedWriter(fd) as out:
+        for number in rng.integers(0, 4, 50).tolist():
+            out.wait_for(number)
+            records[number] = rng.integers(0, 256, 8192, np.uint8)
+            expected.append(records[number].tobytes())
+            out.put(number, records[number])
+    os.close(fd)
+    written = (tmp_path / "f").read_bytes()
+    assert written == b"".join(expected)
+    assert out.digest.hexdigest() == hashlib.sha256(written).hexdigest()
+    assert max(calls) == 3 * 8192, "several records at once"
+
+
+def test_a_follower_reads_what_is_settled(tmp_path):
+    data = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8)
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, data.size)
+    follower = direct.Follower(fd, 1024)
+    for first in range(0, data.size, 700):
+        follower.advance(first)
+        direct.write_pieces(fd, [data[first : first + 300], data[first + 300 : first + 700]], first)
+    follower.finish(data.size)
+    follower.close()
+    os.close(fd)
+    assert follower.digest.digest() == hashlib.sha256(data).digest()
+    assert follower.checksums == [crc32c(data[at : at + 1024]) for at in range(0, data.size, 1024)]
 
 
 def test_presets_have_the_published_sizes():

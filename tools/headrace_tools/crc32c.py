@@ -60,15 +60,23 @@ def _zeros_operator(log2_bytes: int) -> np.ndarray:
     return _apply(half, _apply(half, values))
 
 
-def _append_zeros(crc: int, count: int) -> int:
-    value = np.array([crc], dtype=np.uint32)
+@lru_cache(maxsize=64)
+def _zeros_table(count: int) -> list[list[int]]:
+    """[4][256] of "append `count` zero bytes"."""
+    index = np.arange(256, dtype=np.uint32)
+    values = np.stack([index << np.uint32(8 * byte) for byte in range(4)])
     power = 0
     while count:
         if count & 1:
-            value = _apply(_zeros_operator(power), value)
+            values = _apply(_zeros_operator(power), values)
         count >>= 1
         power += 1
-    return int(value[0])
+    return values.tolist()
+
+
+def _append_zeros(crc: int, count: int) -> int:
+    a, b, c, d = _zeros_table(count)
+    return a[crc & 255] ^ b[crc >> 8 & 255] ^ c[crc >> 16 & 255] ^ d[crc >> 24]
 
 
 def _reduce(words: np.ndarray) -> np.ndarray:

@@ -48,9 +48,12 @@ class TopicEmbedding:
     def rows(self, first: int, count: int) -> np.ndarray:
         """float32 [count, hidden]: tokens first, first + 1, ..."""
         ids = np.arange(first, first + count)
-        values = self._shared[ids % TOPICS]
-        values += self._own[ids % _POOL]
-        values += self._own[(ids * 2654435761 + ids // _POOL * 40503 + 1) % _POOL]
+        other = (ids * 2654435761 + ids // _POOL * 40503 + 1) % _POOL
+        values = self._shared.take(ids % TOPICS, axis=0)
+        own = self._own.take(ids % _POOL, axis=0)
+        values += own
+        np.take(self._own, other, axis=0, out=own, mode="clip")  # "raise" would gather elsewhere first
+        values += own
         return values
 
 

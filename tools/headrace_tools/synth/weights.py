@@ -69,27 +69,28 @@ class MatrixPool:
             return head, body
         return head, blob[head.size :].reshape(panels, -1)
 
-    def write(self, rows: int, out: np.ndarray) -> None:
-        """Fills `out`, uint8 [matrix_bytes], with a matrix of `rows` rows."""
+    def matrix(self, rows: int) -> list[np.ndarray]:
+        """A fresh matrix of `rows` rows: what lies one behind the other, most of it the pool's own memory."""
         full, rest = divmod(rows, PANEL)
         chosen = self._rng.integers(0, PANELS, full)
         heads, bodies = self._whole
         tail = self._encoded(rest) if rest else None
-        at = 0
-        for pool, part in ((heads, 0), (bodies, 1)):
-            size = pool.shape[1]
-            np.take(pool, chosen, axis=0, out=out[at : at + full * size].reshape(full, size))
-            at += full * size
-            if tail is not None:
-                last = tail[part][0][: out.size - at]
-                out[at : at + last.size] = last
-                at += last.size
+        size = matrix_bytes(self.codec, rows, self.cols)
+        pieces = [heads[chosen].reshape(-1)]
+        if tail is not None:
+            pieces.append(tail[0].reshape(-1))
+        pieces.extend(bodies[number] for number in chosen)
+        if tail is not None:
+            pieces.append(tail[1][0][: size - sum(piece.size for piece in pieces)])
+        return pieces
 
-    def blob(self, rows: int) -> np.ndarray:
-        """A fresh matrix, uint8."""
-        out = np.zeros(matrix_bytes(self.codec, rows, self.cols), np.uint8)
-        self.write(rows, out)
-        return out
+
+def copy_pieces(pieces: list[np.ndarray], out: np.ndarray) -> None:
+    """Into `out`, uint8 that is at least as long."""
+    at = 0
+    for piece in pieces:
+        out[at : at + piece.size] = piece
+        at += piece.size
 
 
 _OUTPUTS = (

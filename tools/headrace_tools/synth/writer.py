@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -14,21 +15,28 @@ from .. import __version__
 from ..convert import codebooks
 from ..convert.errors import EXIT_IO, ConvertError
 from ..convert.output import OutputDirectory, PartialFile
-from ..convert.preflight import Bank, Preflight, TrunkTensor, free_bytes, part_of
-from ..convert.quantise import CODEC_NUMBERS, RVQ_BITS, encode_block
-from ..convert.writer import build_manifest, record_header, seal_trunk
+from ..convert.preflight import (
+    TRUNK_CHUNK, Bank, Preflight, TrunkTensor, free_bytes, part_of,
+)  # fmt: skip
+from ..convert.quantise import CODEC_NUMBERS, PANEL, RVQ_BITS, encode_block
+from ..convert.writer import build_manifest, record_header
 from ..crc32c import crc32c, crc32c_join
-from .direct import HashedWriter
+from .direct import Follower, HashedWriter, page_aligned, write_pieces
 from .routing import OWN, TopicEmbedding, own_share, router, topic_chain
-from .weights import Books, MatrixPool, deviation, expert_gain, small_tensor
+from .weights import Books, MatrixPool, copy_pieces, deviation, expert_gain, small_tensor
 
 TOKENS = "tokens.txt"
+HEADER = 64
+"""Bytes in front of an expert."""
 SYNTH = f"headrace-synth {__version__}"
 _BODY_BYTES = 256 << 20
 """Of the different expert records that banks are put together from."""
-_EMBED_ROWS = 2048
+_EMBED_BYTES = 512 << 10
+"""Of a block of the embedding as float32: what a core's cache holds."""
 
 Progress = Callable[[int], None]
+Parts = Iterator[tuple[int, list[np.ndarray]]]
+"""Of a tensor: (offset in it, what lies there one behind the other)."""
 
 
 def _drop_cached(fd: int) -> None:
@@ -49,7 +57,7 @@ class Synthesis:
         self.own = min((own_share(p["experts"], p["top_k"]) for p in routed), default=OWN)
         self.books = Books(seed)
         self._pools: dict[tuple[str, int, float], MatrixPool] = {}
-        self._bodies: dict[tuple[str, int, int, int, float], list[tuple[np.ndarray, int]]] = {}
+        self._records: dict[tuple[str, int, int, int, float], tuple[np.ndarray, list[int]]] = {}
 
     def _rng(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *key])
@@ -63,35 +71,61 @@ class Synthesis:
 
     # -- trunk -------------------------------------------------------------------------------
 
-    def _parts(self, number: int, tensor: TrunkTensor) -> Iterator[tuple[int, np.ndarray]]:
-        """(offset in the tensor, bytes)."""
+    def _embedding(self, tensor: TrunkTensor) -> Iterator[Callable[[], Parts]]:
+        """What makes a block of rows each, in any order and on any thread."""
+        rows, cols = tensor.spec.rows, tensor.spec.cols
+        table = TopicEmbedding(cols, self.own, self._rng(2))
+        scale = np.float32(self.embed_scale)
+        step = max(1, _EMBED_BYTES // (4 * cols * PANEL)) * PANEL
+
+        def block(first: int) -> Parts:
+            values = table.rows(first, min(step, rows - first))
+            values /= scale
+            for offset, data in encode_block(tensor.codec, values, first, rows, threads=1):
+                yield offset, [data]
+
+        return (lambda first=first: block(first) for first in range(0, rows, step))  # type: ignore[misc]
+
+    def _parts(self, number: int, tensor: TrunkTensor) -> Parts:
         spec, rows = tensor.spec, max(1, tensor.spec.rows)
-        if spec.name == "embed":
-            table = TopicEmbedding(spec.cols, self.own, self._rng(2))
-            for first in range(0, rows, _EMBED_ROWS):
-                values = table.rows(first, min(_EMBED_ROWS, rows - first))
-                values /= np.float32(self.embed_scale)
-                yield from encode_block(tensor.codec, values, first, rows)
-        elif spec.name.endswith("moe.router"):
-            values = router(rows, spec.cols, self._rng(3, number))
-            yield from encode_block(tensor.codec, values, 0, rows)
-        elif spec.kind == "matrix":
-            std = deviation(spec.name, spec.cols)
-            pool = self.pool(tensor.codec, spec.cols, std)
+        if spec.kind == "matrix" and not spec.name.endswith("moe.router"):
+            pool = self.pool(tensor.codec, spec.cols, deviation(spec.name, spec.cols))
             stride = tensor.nbytes // spec.matrices
             for matrix in range(spec.matrices):
-                yield matrix * stride, pool.blob(rows)
+                yield matrix * stride, pool.matrix(rows)
+            return
+        if spec.name.endswith("moe.router"):
+            values = router(rows, spec.cols, self._rng(3, number))
         else:
             values = small_tensor(spec, self._rng(4, number))
-            yield from encode_block(tensor.codec, values, 0, values.shape[0])
+        for offset, data in encode_block(tensor.codec, values, 0, values.shape[0]):
+            yield offset, [data]
 
     def write_trunk(self, file: PartialFile, progress: Progress) -> None:
+        """Tensors in the order in which they lie, so that what is done is read for its checksums
+        meanwhile."""
         os.ftruncate(file.fd, self.pre.trunk_bytes)
-        for number, tensor in enumerate(self.pre.trunk):
-            for offset, data in self._parts(number, tensor):
-                file.write_at(tensor.offset + offset, data)
-            progress(tensor.nbytes)
-        seal_trunk(file)
+        follower = Follower(file.fd, TRUNK_CHUNK)
+
+        def write(tensor: TrunkTensor, parts: Parts) -> None:
+            for offset, pieces in parts:
+                write_pieces(file.fd, pieces, tensor.offset + offset)
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            try:
+                for number, tensor in enumerate(self.pre.trunk):
+                    follower.advance(tensor.offset)
+                    if tensor.spec.name == "embed":
+                        blocks = self._embedding(tensor)
+                        list(threads.map(lambda make: write(tensor, make()), blocks))  # noqa: B023
+                    else:
+                        write(tensor, self._parts(number, tensor))
+                    progress(tensor.nbytes)
+                follower.finish(self.pre.trunk_bytes)
+            finally:
+                follower.close()
+        file.sha256 = follower.digest.hexdigest()
+        file.record["crc32c"] = follower.checksums
         _drop_cached(file.fd)
 
     # -- experts -----------------------------------------------------------------------------
@@ -106,47 +140,47 @@ class Synthesis:
         file.write(data)
         file.record["crc32c"] = [crc32c(data)]
 
-    def bodies(self, bank: Bank) -> list[tuple[np.ndarray, int]]:
-        """(record without its header, checksum of those bytes) of the different experts there are."""
+    def records(self, bank: Bank) -> tuple[np.ndarray, list[int]]:
+        """(the different records there are, uint8 [count, record_bytes], checksums of all but their headers)."""
         hidden, inner = bank.spec.hidden, bank.spec.inner
         gain = expert_gain(part_of(self.pre, bank.spec.layer))
         key = bank.codec, hidden, inner, bank.bias, gain
-        if key not in self._bodies:
+        if key not in self._records:
             count = max(4, min(64, bank.spec.experts, _BODY_BYTES // bank.record_bytes))
             wide = self.pool(bank.codec, hidden, 1 / np.sqrt(hidden))
             narrow = self.pool(bank.codec, inner, gain / np.sqrt(inner))
-            made = []
-            for _ in range(count):
-                body = np.zeros(bank.record_bytes - 64, np.uint8)
-                gate, up, down = (at - 64 for at in bank.parts)
+            made = page_aligned(count, bank.record_bytes)
+            gate, up, down = bank.parts
+            for record in made:
                 for at, pool, rows in ((gate, wide, inner), (up, wide, inner), (down, narrow, hidden)):
-                    blob = pool.blob(rows)
-                    body[at : at + blob.size] = blob
-                made.append((body, crc32c(body)))
-            self._bodies[key] = made
-        return self._bodies[key]
+                    copy_pieces(pool.matrix(rows), record[at:])
+            self._records[key] = made, [crc32c(record[HEADER:]) for record in made]
+        return self._records[key]
 
     def write_bank(self, file: PartialFile, bank: Bank, progress: Progress) -> None:
-        bodies = self.bodies(bank)
+        records, sums = self.records(bank)
         rng = self._rng(5, bank.spec.layer)
+        count = len(sums)
         order = np.concatenate(
-            [rng.permutation(len(bodies)) for _ in range(-(-bank.spec.experts // len(bodies)))]
-        )
+            [rng.permutation(count) for _ in range(-(-bank.spec.experts // count))]
+        ).tolist()
         checksums: list[int] = []
-        with HashedWriter(file.fd, bank.record_bytes) as out:
+        with HashedWriter(file.fd) as out:
             for expert in range(bank.spec.experts):
-                body, sum_of_body = bodies[order[expert]]
+                chosen = order[expert]
+                record = records[chosen]
                 header = record_header(bank, expert)
-                crc = crc32c_join(crc32c(header), sum_of_body, body.size)
-                record = out.next()
-                record[:60] = np.frombuffer(header, np.uint8, 60)
-                record[60:64] = np.frombuffer(struct.pack("<I", crc), np.uint8)
-                record[64:] = body
+                crc = crc32c_join(crc32c(header), sums[chosen], record.size - HEADER)
+                out.wait_for(chosen)
+                record[: HEADER - 4] = np.frombuffer(header, np.uint8, HEADER - 4)
+                record[HEADER - 4 : HEADER] = np.frombuffer(struct.pack("<I", crc), np.uint8)
+                out.put(chosen, record)
                 checksums.append(crc)
                 progress(bank.record_bytes)
         file.sha256 = out.digest.hexdigest()
         file.record["crc32c"] = checksums
-        _drop_cached(file.fd)
+        if not out.direct:
+            _drop_cached(file.fd)
 
 
 def synthesise(
