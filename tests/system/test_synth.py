@@ -17,6 +17,7 @@ from headrace_tools.crc32c import crc32c, crc32c_join, crc32c_numpy
 from headrace_tools.synth import cli, direct, presets, writer
 from headrace_tools.synth.geometry import layout
 from headrace_tools.convert.options import Options
+from headrace_tools.simulate.trace import read_trace
 from headrace_tools.synth.routing import TOPICS, topic_chain
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
@@ -195,6 +196,55 @@ def test_tokens_stay_with_a_topic(tmp_path, capsys, headrace):
     capsys.readouterr()
     assert cli.main([str(out), "--tokens", "50"]) == 0
     assert list(map(int, capsys.readouterr().out.split())) == ids_of(out)
+
+
+def lru_hits(headrace, routes: np.ndarray, experts: int) -> list[float]:
+    """Percent, by an LRU of 12.5, 25 and 50 % of the experts, the first quarter of the tokens uncounted."""
+    total, warm_up = routes.shape[1] * experts, routes.shape[0] // 4
+    return [
+        100 * headrace.simulate(routes, int(total * share), experts=experts, policy="lru",
+                                warm_up=warm_up).hit_rate
+        for share in (0.125, 0.25, 0.5)
+    ]  # fmt: skip
+
+
+def test_routing_is_as_local_as_in_the_presets(headrace, headrace_bin, tmp_path):
+    """The experts of `qwen3-30b-a3b` (128, top 8) on a small stream: hits of its 50, 79 and 94.7 %.
+
+    Over twelve seeds they were 47 to 54, 75 to 82 and 91 to 95 (deviations 2, 1.9 and 1.1); a mean of
+    three seeds is held to 50, 79 and 93 within 4, 4 and 2.5. Without popular experts they are 42, 68 and
+    86, without topics 35, 62 and 89, with tokens in random order 25 to 28, 47 to
+    52 and 79 to 83.
+    """
+    config = geometry(
+        "qwen3_moe", tmp_path / "small.json", hidden_size=256, num_experts=128, num_experts_per_tok=8,
+        num_hidden_layers=4, moe_intermediate_size=16, vocab_size=16384,
+    )  # fmt: skip
+
+    def recorded(ids: Path, container: Path) -> np.ndarray:
+        out = tmp_path / "routes.jsonl"
+        subprocess.run([headrace_bin, "trace", container, "--ids", ids, "--ctx", "1000", "-o", out],
+                       check=True, capture_output=True)  # fmt: skip
+        return read_trace(out).routes
+
+    hits, again = [], []
+    for seed in (1, 2, 3):
+        made = synth(tmp_path / str(seed), "--geometry", config, "--seed", seed, "--tokens", 1000)
+        routes = recorded(made / "tokens.txt", made)
+        hits.append(lru_hits(headrace, routes, 128))
+        before = (routes[1:, :, :, None] == routes[:-1, :, None, :]).any(-1)
+        again.append(before.mean())
+    for found, expected, within in zip(np.mean(hits, 0), (50, 79, 93), (4, 4, 2.5), strict=True):
+        assert found == pytest.approx(expected, abs=within), hits
+    assert 0.28 < np.mean(again) < 0.40, "chosen by the token before; 33.6 % in the preset"
+
+    rng = np.random.default_rng(0)
+    (tmp_path / "shuffled").write_text(" ".join(map(str, rng.permutation(ids_of(made)))))
+    shuffled = lru_hits(headrace, recorded(tmp_path / "shuffled", made), 128)
+    uniform = rng.permuted(np.tile(np.arange(128, dtype=np.int32), (1000, 4, 1)), axis=2)[:, :, :8]
+    by_chance = lru_hits(headrace, np.ascontiguousarray(uniform), 128)
+    assert by_chance == pytest.approx([12, 23, 49], abs=2)
+    assert all(np.subtract(hits[-1], shuffled) > (15, 20, 5)), shuffled
 
 
 def test_mistakes_are_refused(tmp_path, capsys):
