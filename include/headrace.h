@@ -21,11 +21,11 @@
  *     hr_session_load, hr_session_routes, hr_detokenize and the calls that only ask allocate, map and
  *     start nothing, on no thread; hr_model_set_ram gives memory back and takes it again in place. What does
  *     allocate, within `ram`: hr_session_record_routes and hr_session_tap_guesses until they are switched
- *     off; until they return hr_tokenize (in proportion to the text) and hr_session_save (the length of
- *     its path; on Windows hr_session_load too).
+ *     off; until they return hr_tokenize (in proportion to the text), hr_session_save and
+ *     hr_model_save_usage (the length of their path; on Windows hr_session_load too).
  *   - Determinism: for one container and one sequence of token ids the logits are
- *     the same bits for every isa, thread count, ram, chunk, direct, verify and
- *     read_ahead setting. See docs/determinism.md.
+ *     the same bits for every isa, thread count, ram, chunk, direct, verify,
+ *     read_ahead, usage and lock setting. See docs/determinism.md.
  */
 #ifndef HEADRACE_H
 #define HEADRACE_H
@@ -88,6 +88,10 @@ typedef struct hr_session hr_session;
 enum { HR_VERIFY_FIRST = 0, HR_VERIFY_ALWAYS = 1, HR_VERIFY_OFF = 2 };
 /* Which expert leaves the cache. AUTO picks by the ratio of cache to working set. */
 enum { HR_CACHE_AUTO = 0, HR_CACHE_LRU = 1, HR_CACHE_LFU = 2 };
+/* Whether the trunk is locked in memory, so that it is never paged out. AUTO: where the system allows
+ * it (RLIMIT_MEMLOCK, a privilege) and what the model takes fits what was available; else it goes on
+ * without. ON: HR_ERR_MEMORY where the system refuses. */
+enum { HR_LOCK_AUTO = 0, HR_LOCK_ON = 1, HR_LOCK_OFF = 2 };
 
 typedef struct hr_model_params {
     size_t size;
@@ -119,6 +123,12 @@ typedef struct hr_model_params {
      * layer's input. -1 (default): the six best for a token, as long as that saves time; 0: none; n: the n
      * best. Only in decode. */
     int32_t read_ahead;
+    /* A file that hr_model_save_usage wrote for this container; NULL (default): none. What it says was
+     * used most begins as warm, and cools down like everything else. Only read while opening. A file
+     * that is missing, damaged or of another container is an error. */
+    const char *usage;
+    int32_t lock;          /* HR_LOCK_* ; default HR_LOCK_AUTO */
+    uint32_t reserved2;
 } hr_model_params;
 
 HR_API void hr_model_params_init(hr_model_params *params);
@@ -137,6 +147,11 @@ HR_API void hr_model_close(hr_model *model);
  * at once, of experts that a running call uses as it lets go of them. HR_ERR_MEMORY when `ram` is
  * below what the model takes without a cache; the message names it. Any thread, at any moment. */
 HR_API hr_status hr_model_set_ram(hr_model *model, uint64_t ram, hr_error *err);
+
+/* Writes how often each expert was used (formats/usage.md), on top of the counts that the model was
+ * opened with; what lies long back counts less and less. Temporary file, fsync, rename; mode 0600:
+ * whatever happens, `path` holds the old file or the new one. Any thread, at any moment. */
+HR_API hr_status hr_model_save_usage(hr_model *model, const char *path, hr_error *err);
 
 typedef struct hr_model_info {
     size_t size;
@@ -158,6 +173,7 @@ typedef struct hr_model_info {
     char container_sha256[65]; /* hex SHA-256 of manifest.json */
     uint32_t drives;         /* the container's own directory counts */
     uint32_t expert_activations; /* bits of those that experts meet: 22 or 8; 0 = float32, mixed or no experts */
+    uint32_t trunk_locked;   /* 1: the trunk is locked in memory */
 } hr_model_info;
 
 /* info->size must be set by the caller to sizeof(hr_model_info). */

@@ -91,8 +91,8 @@ static void look_at_rest(const hr_forecast_params *p, hr_forecast_result *r)
     if (!plan->has_tokenizer)
         say(r, HR_WARN, "there is no tokenizer: it takes and gives token ids only");
     if (p->probe->memlock < plan->trunk)
-        say(r, HR_READY, "%.1f MiB may be locked in memory, the trunk has %.1f: under pressure it may be "
-            "paged out (ulimit -l)", (double)p->probe->memlock / (1 << 20),
+        say(r, HR_READY, "%.1f MiB may be locked in memory, the trunk has %.1f: without a privilege it is not "
+            "locked, and may be paged out under pressure (ulimit -l)", (double)p->probe->memlock / (1 << 20),
             (double)plan->trunk / (1 << 20));
     if (strcmp(p->probe->huge_pages, "never") == 0)
         say(r, HR_READY, "transparent huge pages are off: madvise or always is a little faster");

@@ -11,6 +11,7 @@
 #include "model/session.h"
 #include "model/token_cost.h"
 #include "store/cache_drives.h"
+#include "store/cache_usage.h"
 
 /* The opaque types are the internal ones under their public names. */
 static struct model *model_of(const hr_model *m)
@@ -63,6 +64,12 @@ hr_status hr_model_set_ram(hr_model *model, uint64_t ram, hr_error *err)
     return model_set_ram(model_of(model), ram, err);
 }
 
+hr_status hr_model_save_usage(hr_model *model, const char *path, hr_error *err)
+{
+    if (!model || !path) return fail(err, HR_ERR_USAGE, "model or path is NULL");
+    return cache_usage_save(model_of(model)->cache, path, err);
+}
+
 static void codec_of_experts(const struct model *m, hr_model_info *i)
 {
     const struct bank_entry *b = m->c->banks;
@@ -109,6 +116,7 @@ hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error
     snprintf(i.trunk_codec, sizeof i.trunk_codec, "%s", codec_name(trunk_codec_of(m->c)));
     codec_of_experts(m, &i);
     i.drives = m->c->drive_count;
+    i.trunk_locked = m->trunk_locked;
     snprintf(i.container_sha256, sizeof i.container_sha256, "%s", m->c->sha256);
     return give(info, info->size, &i, sizeof i, err);
 }

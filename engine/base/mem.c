@@ -1,5 +1,6 @@
 #include "base/mem.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -152,6 +153,19 @@ bool mem_retake(struct mem_budget *b, void *part, size_t bytes, size_t *returned
     if (!charge(b, n)) return false;
     *returned -= n;
     return true;
+}
+
+int mem_lock(void *p, size_t bytes)
+{
+    if (mlock(p, bytes) == 0) return 0;
+    const int code = errno;
+    (void)munlock(p, bytes); /* of pages locked before one could not be brought in */
+    return code;
+}
+
+void mem_unlock(void *p, size_t bytes)
+{
+    (void)munlock(p, bytes);
 }
 
 uint64_t mem_cost(size_t bytes)

@@ -29,6 +29,11 @@ void mem_return(struct mem_budget *b, void *part, size_t bytes, size_t *returned
 bool mem_retake(struct mem_budget *b, void *part, size_t bytes, size_t *returned);
 void mem_free_returned(struct mem_budget *b, void *p, size_t bytes, size_t returned);
 
+/* Keeps a block's pages in memory, all of them resident at once, until mem_unlock. 0, or the errno
+ * of the refusal, after which nothing is locked. */
+int mem_lock(void *p, size_t bytes);
+void mem_unlock(void *p, size_t bytes);
+
 /* Checked arithmetic for sizes that come from files: false on overflow. */
 bool size_mul(size_t a, size_t b, size_t *out);
 bool size_add(size_t a, size_t b, size_t *out);

@@ -32,13 +32,18 @@ struct model_options {
     int32_t isa; /* index of --isa's choice */
     bool no_direct, json;
     struct text_list drives;
+    const char *usage;
 };
-enum { MODEL_OPTION_COUNT = 12 };
+enum { MODEL_OPTION_COUNT = 14 };
 void model_options_init(struct model_options *o);
 /* Writes MODEL_OPTION_COUNT descriptions that point into *o. */
 void model_options_describe(struct model_options *o, struct cli_option *out);
 /* Carries over what is not a plain field; call after parsing. */
 void model_options_finish(struct model_options *o);
+/* --usage of a command that writes the file: none is needed before the model is opened, and it is
+ * written unless `code`, which is returned, says that the command failed. */
+void usage_may_be_missing(struct model_options *o);
+int save_usage(hr_model *model, const struct model_options *o, int code);
 /* The whole command line of a command that takes a MODEL and model options only. EXIT_OK, or the
  * exit code after reporting; *path is NULL where the model may be left out and was. */
 int model_command_parse(int argc, char **argv, const char *command, bool may_lack_model,

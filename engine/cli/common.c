@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
@@ -198,6 +199,7 @@ void model_options_init(struct model_options *o)
 }
 
 static const char CACHE_NAMES[] = "auto|lru|lfu", VERIFY_NAMES[] = "first|always|off";
+static const char LOCK_NAMES[] = "auto|on|off";
 static const char ISA_NAMES[] = "auto|reference|avx2|avx512|neon";
 
 void model_options_describe(struct model_options *o, struct cli_option *out)
@@ -214,6 +216,8 @@ void model_options_describe(struct model_options *o, struct cli_option *out)
         {"--verify", OPTION_CHOICE, &p->verify, VERIFY_NAMES, NULL},
         {"--drive", OPTION_LIST, &o->drives, NULL, NULL},
         {"--read-ahead", OPTION_AHEAD, &p->read_ahead, NULL, NULL},
+        {"--usage", OPTION_TEXT, &o->usage, NULL, NULL},
+        {"--lock", OPTION_CHOICE, &p->lock, LOCK_NAMES, NULL},
         {"--no-direct", OPTION_FLAG, &o->no_direct, NULL, NULL},
         {"--json", OPTION_FLAG, &o->json, NULL, NULL},
     };
@@ -230,6 +234,22 @@ void model_options_finish(struct model_options *o)
     if (o->no_direct) o->params.direct = 0;
     o->params.drives = o->drives.item;
     o->params.drive_count = (uint32_t)o->drives.count;
+    o->params.usage = o->usage;
+}
+
+void usage_may_be_missing(struct model_options *o)
+{
+    struct stat st;
+    if (o->usage != NULL && stat(o->usage, &st) != 0 && errno == ENOENT) o->params.usage = NULL;
+}
+
+int save_usage(hr_model *model, const struct model_options *o, int code)
+{
+    hr_error err = {0};
+    if (o->usage == NULL || (code != EXIT_OK && code != EXIT_INTERRUPTED)) return code;
+    const hr_status status = hr_model_save_usage(model, o->usage, &err);
+    /* Standard output has its JSON already. */
+    return status == HR_OK ? code : report_error(status, &err, false);
 }
 
 int model_command_parse(int argc, char **argv, const char *command, bool may_lack_model,

@@ -15,6 +15,8 @@ static void print_info(const hr_model_info *m)
     char codec[64];
     printf("codecs          trunk %s, experts %s\n", m->trunk_codec,
            format_codec(m->expert_codec, m->expert_activations, codec));
+    printf("trunk           %s, %s\n", format_bytes(m->trunk_bytes, bytes),
+           m->trunk_locked ? "locked in memory" : "not locked in memory");
     printf("container       %s\n", format_bytes(m->container_bytes, bytes));
     printf("sha256          %s\n", m->container_sha256);
 }

@@ -113,6 +113,7 @@ void out_model(struct json_out *j, const hr_model_info *info)
     out_close(j, ']');
     out_u64(j, "parameters", info->parameters);
     out_u64(j, "trunk_bytes", info->trunk_bytes);
+    out_bool(j, "trunk_locked", info->trunk_locked != 0);
     out_u64(j, "expert_bytes", info->expert_bytes);
     out_u64(j, "record_bytes", info->record_bytes);
     out_u64(j, "container_bytes", info->container_bytes);

@@ -195,6 +195,7 @@ int command_run(int argc, char **argv)
     if (!args_parse(argc, argv, options, MODEL_OPTION_COUNT + OWN_OPTIONS, positional, 2, &count, message))
         return report_failure(HR_ERR_USAGE, o.model.json, "run: %s (see headrace help)", message);
     model_options_finish(&o.model);
+    usage_may_be_missing(&o.model);
     g->stop = o.stop.item;
     g->stop_count = o.stop.count;
     const bool json = o.model.json;
@@ -226,7 +227,7 @@ int command_run(int argc, char **argv)
     code = interrupted() ? EXIT_INTERRUPTED : prompt_ids(model, &o, text, n, &ids, &id_count);
     free(owned);
     if (code == EXIT_OK) {
-        code = generate_and_print(model, &o, ids, id_count);
+        code = save_usage(model, &o.model, generate_and_print(model, &o, ids, id_count));
         free(ids);
     }
     hr_model_close(model);

@@ -232,6 +232,7 @@ int command_score(int argc, char **argv)
     const bool json = o.model.json;
     if (!parsed) return report_failure(HR_ERR_USAGE, json, "score: %s (see headrace help)", message);
     model_options_finish(&o.model);
+    usage_may_be_missing(&o.model);
     if (count != 1 || o.file == NULL)
         return report_failure(HR_ERR_USAGE, json, "score: give one MODEL and -f FILE");
     if (o.special && o.no_special)
@@ -254,7 +255,7 @@ int command_score(int argc, char **argv)
     code = interrupted() ? EXIT_INTERRUPTED : file_ids(model, &o, text, n, &ids, &count);
     free(text);
     if (code == EXIT_OK) {
-        code = score_ids(model, &o, ids, count, n);
+        code = save_usage(model, &o.model, score_ids(model, &o, ids, count, n));
         free(ids);
     }
     hr_model_close(model);

@@ -241,6 +241,7 @@ int command_trace(int argc, char **argv)
     const bool json = o.model.json;
     if (!parsed) return report_failure(HR_ERR_USAGE, json, "trace: %s (see headrace help)", message);
     model_options_finish(&o.model);
+    usage_may_be_missing(&o.model);
     /* What is asked for here is to be written down, not done. */
     o.ahead = o.model.params.read_ahead > 0 ? (uint32_t)o.model.params.read_ahead : 0;
     o.model.params.read_ahead = 0;
@@ -255,7 +256,7 @@ int command_trace(int argc, char **argv)
     int32_t *ids;
     int code = interrupted() ? EXIT_INTERRUPTED : read_tokens(model, &o, &ids, &count);
     if (code == EXIT_OK) {
-        code = trace_ids(model, &o, ids, count);
+        code = save_usage(model, &o.model, trace_ids(model, &o, ids, count));
         free(ids);
     }
     hr_model_close(model);

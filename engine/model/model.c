@@ -5,7 +5,10 @@
 
 #include "base/cpu.h"
 #include "base/crc32c.h"
+#include "base/machine.h"
+#include "store/cache_usage.h"
 #include "store/direct_io.h"
+#include "store/regular_file.h"
 
 enum { LOAD_PIECE = 4 * TRUNK_CHUNK };
 
@@ -83,6 +86,28 @@ static hr_status load_trunk(struct model *m, hr_error *err)
     return HR_OK;
 }
 
+/* By itself only where the whole plan fits what was available: memory that others need must not be
+ * pinned. */
+static hr_status lock_trunk(struct model *m, hr_error *err)
+{
+    const size_t bytes = (size_t)m->c->trunk_bytes;
+    struct machine_limits limits;
+    char text[128], allowed[64] = "";
+    if (m->params.lock == HR_LOCK_OFF) return HR_OK;
+    if (m->params.lock == HR_LOCK_AUTO && m->plan.total > m->plan.available) return HR_OK;
+    const int code = mem_lock(m->trunk, bytes);
+    m->trunk_locked = code == 0;
+    if (m->trunk_locked || m->params.lock == HR_LOCK_AUTO) return HR_OK;
+    machine_limits_read("", &limits);
+    if (limits.memlock != UINT64_MAX)
+        snprintf(allowed, sizeof allowed, " (this process may lock %llu bytes)",
+                 (unsigned long long)limits.memlock);
+    return fail(err, HR_ERR_MEMORY,
+                "%s: cannot lock the trunk's %zu bytes in memory: %s%s; raise the limit (ulimit -l, "
+                "LimitMEMLOCK= of a service) or open it with lock auto or off",
+                m->c->path, bytes, system_error(code, text), allowed);
+}
+
 static hr_status load_tokenizer(struct model *m, hr_error *err)
 {
     if (!m->c->has_tokenizer) return HR_OK;
@@ -121,6 +146,8 @@ static hr_status check_params(const hr_model_params *p, hr_error *err)
         return fail(err, HR_ERR_USAGE, "cache_policy %d is not known", p->cache_policy);
     if (p->verify < HR_VERIFY_FIRST || p->verify > HR_VERIFY_OFF)
         return fail(err, HR_ERR_USAGE, "verify %d is not known", p->verify);
+    if (p->lock < HR_LOCK_AUTO || p->lock > HR_LOCK_OFF)
+        return fail(err, HR_ERR_USAGE, "lock %d is not known", p->lock);
     if (!memchr(p->isa, 0, sizeof p->isa))
         return fail(err, HR_ERR_USAGE, "isa is not a terminated string");
     return HR_OK;
@@ -161,6 +188,8 @@ hr_status model_check(const struct container *c, struct architecture *arch, hr_e
 static hr_status open_steps(struct model *m, const char *path, hr_error *err)
 {
     struct memory_probe memory;
+    const char *usage = m->params.usage;
+    m->params.usage = NULL; /* the caller's, for this call only */
     TRY(check_params(&m->params, err));
     TRY(choose_kernels(m, err));
     TRY(container_open_drives(path, m->params.drives, m->params.drive_count, &m->mem, &m->c, err));
@@ -182,15 +211,18 @@ static hr_status open_steps(struct model *m, const char *path, hr_error *err)
                     (unsigned long long)m->plan.ram);
     atomic_store(&m->mem.limit, m->plan.ram);
 
+    if (usage) TRY(cache_usage_check(m->c, usage, err));
     TRY(allocate_layers(m, err));
     TRY(model_bind(m, err)); /* shapes first: nothing is read for a container that does not fit */
     TRY(pool_create(m->plan.threads, &m->mem, &m->pool, err));
     m->nn.pool = m->pool;
     TRY(load_tokenizer(m, err));
     TRY(load_trunk(m, err));
+    TRY(lock_trunk(m, err));
     TRY(model_bind(m, err));
     TRY(open_ngram_rows(m, err));
-    return expert_cache_create(m->c, &m->plan.cache_options, &m->mem, &m->cache, err);
+    TRY(expert_cache_create(m->c, &m->plan.cache_options, &m->mem, &m->cache, err));
+    return usage ? cache_usage_load(m->cache, usage, err) : HR_OK;
 }
 
 hr_status model_open(const char *path, const hr_model_params *params, struct model **out,
@@ -221,6 +253,7 @@ void model_close(struct model *m)
     pool_free(m->pool);
     tokenizer_free(m->tokenizer);
     mem_free(&m->mem, m->tokenizer_data, m->tokenizer_bytes);
+    if (m->trunk_locked) mem_unlock(m->trunk, (size_t)m->c->trunk_bytes);
     if (m->trunk) mem_free(&m->mem, m->trunk, (size_t)m->c->trunk_bytes);
     free_layers(m);
     container_close(m->c);

@@ -22,6 +22,7 @@ struct model {
     hr_model_params params;
     uint8_t *trunk;
     uint64_t trunk_read; /* bytes */
+    bool trunk_locked;
     struct matrix embed, head;
     struct residual_site final_site;
     struct layer_weights *layers;

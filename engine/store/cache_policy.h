@@ -47,6 +47,8 @@ void cache_policy_resize(struct cache_policy *p, uint32_t capacity);
 void cache_policy_turn(struct cache_policy *p, uint32_t bank, uint32_t tokens);
 /* The record's slot must not be evictable at that moment. */
 void cache_policy_touch(struct cache_policy *p, const struct cache_request *r);
+/* Before the first request: the record's warmth when that share of all tokens used it before. */
+void cache_policy_seed(struct cache_policy *p, uint32_t record, double share);
 /* Slot, holding record of bank, may be evicted from now on / no longer. */
 void cache_policy_offer(struct cache_policy *p, uint32_t slot, uint32_t bank, uint32_t record);
 void cache_policy_withdraw(struct cache_policy *p, uint32_t slot);

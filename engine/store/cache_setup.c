@@ -64,6 +64,8 @@ static struct expert_cache *lay_out(struct carve *carve, const struct container 
     struct cache_wanted *pending = carve_take(carve, (size_t)o->lanes * batch * sizeof *pending);
     struct cache_waiting *waiting = carve_take(carve, (size_t)o->lanes * batch * sizeof *waiting);
     uint32_t *ahead = carve_take(carve, (size_t)o->lanes * o->ahead * sizeof *ahead);
+    struct cache_usage usage = {.tokens = carve_take(carve, c->bank_count * sizeof *usage.tokens)};
+    usage.count = carve_take(carve, records * sizeof *usage.count);
     struct cache_policy policy;
     cache_policy_init(&policy, carve, first, c->bank_count, records, buffers, o->working_set,
                       o->policy);
@@ -75,6 +77,7 @@ static struct expert_cache *lay_out(struct carve *carve, const struct container 
     x->buffer = buffer;
     x->lane = lane;
     x->policy = policy;
+    x->usage = usage;
     x->slots = x->open = x->capacity = useful_slots(c, o);
     x->buffers = buffers;
     x->lanes = o->lanes;

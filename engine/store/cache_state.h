@@ -67,6 +67,11 @@ struct cache_lane {
     hr_error error;
 };
 
+struct cache_usage {
+    uint32_t *tokens; /* [banks] that were counted */
+    uint32_t *count;  /* [records] how many of them used each */
+};
+
 struct expert_cache {
     pthread_mutex_t lock; /* guards everything below that changes */
     struct container *container;
@@ -87,6 +92,7 @@ struct expert_cache {
     struct cache_lane *lane;
     uint32_t free[BUFFER_KINDS]; /* list heads */
     struct cache_policy policy;
+    struct cache_usage usage;
     struct cache_stats stats;
 };
 
@@ -133,5 +139,8 @@ void cache_read_record(void *cache, uint32_t b, uint32_t drive);
 void cache_claim(struct expert_cache *x, uint32_t b, uint32_t home);
 void cache_settle_ahead(struct expert_cache *x, uint32_t lane);
 void cache_ahead_done(struct expert_cache *x, uint32_t b, hr_status s);
+
+/* cache_usage.c, with the lock held: tokens ask a bank; their uses are added to `usage.count`. */
+void cache_usage_turn(struct expert_cache *x, uint32_t bank, uint32_t tokens);
 
 #endif

@@ -151,6 +151,7 @@ void cache_begin(struct expert_cache *x, uint32_t lane, uint32_t bank, const uin
     }
     l->bank = bank;
     cache_policy_turn(&x->policy, bank, uses ? uses->chunk : 1);
+    cache_usage_turn(x, bank, uses ? uses->chunk : 1);
     for (uint32_t i = 0; i < n; i++) {
         const struct cache_wanted w = {experts[i], i};
         const uint32_t record = x->first[bank] + w.expert, b = x->buffer_of[record];
@@ -169,6 +170,7 @@ void cache_begin(struct expert_cache *x, uint32_t lane, uint32_t bank, const uin
             l->pending[l->pending_count++] = w;
         }
         cache_policy_touch(&x->policy, &request);
+        x->usage.count[record] += request.tokens;
     }
     sort_by_expert(l->pending, l->pending_count);
     submit(x, l, false);

@@ -42,6 +42,34 @@ int mprotect(void *p, size_t bytes, int protection)
     return VirtualProtect(p, bytes, protection_of(protection), &before) ? 0 : failed();
 }
 
+/* What is locked counts against the minimum, which stays well above what the process needs besides. */
+static bool grow_working_set(int64_t bytes)
+{
+    SIZE_T least, most;
+    const HANDLE self = GetCurrentProcess();
+    if (!GetProcessWorkingSetSize(self, &least, &most)) return false;
+    if (bytes < 0 && least < (uint64_t)-bytes) return false;
+    least += (SIZE_T)bytes;
+    most += (SIZE_T)bytes;
+    return SetProcessWorkingSetSize(self, least, most);
+}
+
+int mlock(const void *p, size_t bytes)
+{
+    if (!grow_working_set((int64_t)bytes)) return failed();
+    if (VirtualLock((void *)(uintptr_t)p, bytes)) return 0;
+    const int result = failed();
+    (void)grow_working_set(-(int64_t)bytes);
+    return result;
+}
+
+int munlock(const void *p, size_t bytes)
+{
+    if (!VirtualUnlock((void *)(uintptr_t)p, bytes)) return failed();
+    (void)grow_working_set(-(int64_t)bytes);
+    return 0;
+}
+
 int fstatvfs(int fd, struct statvfs *out)
 {
     wchar_t path[WIDE_MOST + 1];

@@ -30,6 +30,7 @@ HR_ERR_UNSUPPORTED = 8
 
 HR_VERIFY_FIRST, HR_VERIFY_ALWAYS, HR_VERIFY_OFF = 0, 1, 2
 HR_CACHE_AUTO, HR_CACHE_LRU, HR_CACHE_LFU = 0, 1, 2
+HR_LOCK_AUTO, HR_LOCK_ON, HR_LOCK_OFF = 0, 1, 2
 HR_LOGITS_NONE, HR_LOGITS_LAST, HR_LOGITS_ALL = 0, 1, 2
 HR_FINISH_STOP = 0
 HR_FINISH_LENGTH = 1
@@ -70,6 +71,9 @@ class hr_model_params(c.Structure):
         ("drives", c.POINTER(c.c_char_p)),
         ("drive_count", _u32),
         ("read_ahead", _i32),
+        ("usage", c.c_char_p),
+        ("lock", _i32),
+        ("reserved2", _u32),
     ]
 
 
@@ -103,6 +107,7 @@ class hr_model_info(c.Structure):
         ("container_sha256", c.c_char * 65),
         ("drives", _u32),
         ("expert_activations", _u32),
+        ("trunk_locked", _u32),
     ]
 
 
@@ -470,6 +475,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "hr_model_params_init": (None, [c.POINTER(hr_model_params)]),
     "hr_model_open": (c.c_int, [c.c_char_p, c.POINTER(hr_model_params), c.POINTER(_model_p), _error_p]),
     "hr_model_set_ram": (c.c_int, [_model_p, _u64, _error_p]),
+    "hr_model_save_usage": (c.c_int, [_model_p, c.c_char_p, _error_p]),
     "hr_model_close": (None, [_model_p]),
     "hr_model_get_info": (c.c_int, [_model_p, c.POINTER(hr_model_info), _error_p]),
     "hr_plan": (c.c_int, [c.c_char_p, c.POINTER(hr_model_params), c.POINTER(hr_plan_result), _error_p]),

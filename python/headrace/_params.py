@@ -68,6 +68,7 @@ def path_bytes(path: str | os.PathLike[str]) -> bytes:
     return os.fsencode(text)
 
 
+LOCK = {"auto": _abi.HR_LOCK_AUTO, "on": _abi.HR_LOCK_ON, "off": _abi.HR_LOCK_OFF}
 READ_AHEAD = {"auto": -1, "off": 0}
 
 
@@ -84,7 +85,9 @@ def model_params(lib: ctypes.CDLL, *, ram: int | str | None = None, threads: int
                  io_threads: int = 0, max_sessions: int = 1,
                  shuffle_reads: int = 0,
                  drives: Iterable[str | os.PathLike[str]] = (),
-                 read_ahead: int | str = "auto") -> _abi.hr_model_params:
+                 read_ahead: int | str = "auto",
+                 usage: str | os.PathLike[str] | None = None,
+                 lock: str = "auto") -> _abi.hr_model_params:
     """``hr_model_params`` with everything set; the meaning of each stands at ``Model``."""
     params = _abi.hr_model_params()
     lib.hr_model_params_init(ctypes.byref(params))
@@ -111,6 +114,8 @@ def model_params(lib: ctypes.CDLL, *, ram: int | str | None = None, threads: int
     # ctypes keeps the array alive with the struct that points to it.
     params.drives = (ctypes.c_char_p * len(paths))(*paths)
     params.drive_count = len(paths)
+    params.usage = None if usage is None else path_bytes(usage)
+    params.lock = choice(lock, "lock", LOCK)
     return params
 
 

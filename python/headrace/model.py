@@ -52,6 +52,7 @@ class Info:
     container_sha256: str
     drives: int
     expert_activations: int
+    trunk_locked: bool
 
     @classmethod
     def from_c(cls, raw: _abi.hr_model_info) -> Info:
@@ -61,6 +62,7 @@ class Info:
             values[name] = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
         values["stop_ids"] = tuple(raw.stop_ids[: raw.stop_count])
         values["has_tokenizer"] = bool(raw.has_tokenizer)
+        values["trunk_locked"] = bool(raw.trunk_locked)
         return cls(**values)
 
 
@@ -210,6 +212,9 @@ class Model:
         read_ahead: experts of the next layer that are read before they are known: "auto" (as long as it
             saves time), "off", or how many of the best ranks for a token.
         drives: directories on other drives with copies of bank files, or with some that `path` lacks.
+        usage: a file that ``save_usage`` wrote for this container: what was used most begins as warm.
+        lock: keep the resident weights from being paged out: "auto" (where the system allows it), "on"
+            (HeadraceMemoryError where it does not), "off".
 
     Raises:
         FormatError: the container is damaged or not one. HeadraceMemoryError: `ram` is below the
@@ -227,14 +232,15 @@ class Model:
                  cache_policy: str = "auto", direct: bool = True, verify: str = "first",
                  io_threads: int = 0, max_sessions: int = 1, shuffle_reads: int = 0,
                  drives: Iterable[str | os.PathLike[str]] = (),
-                 read_ahead: int | str = "auto") -> None:
+                 read_ahead: int | str = "auto",
+                 usage: str | os.PathLike[str] | None = None, lock: str = "auto") -> None:
         lib = _abi.library()
         self.path = path
         self._settings: dict[str, Any] = dict(
             ram=ram, threads=threads, ctx=ctx, isa=isa, chunk=chunk, cache_policy=cache_policy,
             direct=direct, verify=verify, io_threads=io_threads, max_sessions=max_sessions,
             shuffle_reads=shuffle_reads, drives=path_list(drives, "drives"),
-            read_ahead=read_ahead)
+            read_ahead=read_ahead, usage=usage, lock=lock)
         params = model_params(lib, **self._settings)
         where = path_bytes(path)
         self._engine = _Engine(lib)
@@ -313,6 +319,14 @@ class Model:
         size = parse_size(ram)
         check(self._short(lambda lib, model: lib.hr_model_set_ram(
             model, size, ctypes.byref(error))), error)
+
+    def save_usage(self, path: str | os.PathLike[str]) -> None:
+        """Writes how often each expert was used, on top of the counts the model was opened with, to
+        a file that appears whole or not at all."""
+        error = _abi.hr_error()
+        where = path_bytes(path)
+        check(self._short(lambda lib, model: lib.hr_model_save_usage(
+            model, where, ctypes.byref(error))), error)
 
     def plan(self, **changes: Any) -> Plan:
         """What this model needs with its settings, or with some of them changed."""

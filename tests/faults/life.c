@@ -89,15 +89,18 @@ static bool tokenise(struct scene *s)
 static bool act(struct scene *s)
 {
     struct life *o = s->out;
+    char usage[1100];
     const struct life_place *p = s->place;
     const size_t n = sizeof prompt / sizeof *prompt;
     uint64_t leases;
     if (!ok(s, "open", hr_model_open(p->container, &p->params, &s->model, &o->err))) return false;
     s->used = stats(s->model, &leases);
+    snprintf(usage, sizeof usage, "%s.usage", p->saved);
     return tokenise(s) && ok(s, "create", hr_session_create(s->model, &s->first, &o->err)) &&
            ok(s, "routes", hr_session_record_routes(s->first, (uint32_t)n, &o->err)) &&
            ok(s, "generate", generate(s->first, prompt, n, o->tokens[0], &o->err)) &&
            ok(s, "save", hr_session_save(s->first, p->saved, &o->err)) &&
+           ok(s, "save usage", hr_model_save_usage(s->model, usage, &o->err)) &&
            ok(s, "fork", hr_session_fork(s->first, &s->second, &o->err)) &&
            ok(s, "generate", generate(s->second, prompt, n, o->tokens[1], &o->err)) &&
            ok(s, "lower ram", hr_model_set_ram(s->model, p->least, &o->err)) &&

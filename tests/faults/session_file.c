@@ -1,4 +1,5 @@
-/* A session file is written over an older one, and read, while each call in turn goes wrong. */
+/* A session file, or one of use counts, is written over an older one, and read, while each call in turn
+ * goes wrong. */
 #include "session_file.h"
 
 #include <errno.h>
@@ -53,6 +54,8 @@ struct bench {
     hr_model *model;
     hr_session *session, *other;
     struct content old, young, own; /* own: the state of `other` */
+    bool usage;
+    const struct life_place *place;
     char path[512], partial[520], scrap[512];
 };
 
@@ -65,16 +68,23 @@ static void must(hr_status status, const hr_error *err)
     exit(3);
 }
 
-static void save_as(hr_session *s, const char *path, struct content *out)
+static hr_status save(const struct bench *b, const hr_session *s, const char *path, hr_error *err)
+{
+    return b->usage ? hr_model_save_usage(b->model, path, err) : hr_session_save(s, path, err);
+}
+
+static void save_as(const struct bench *b, const hr_session *s, const char *path, struct content *out)
 {
     hr_error err;
-    must(hr_session_save(s, path, &err), &err);
+    must(save(b, s, path, &err), &err);
     if (!read_content(path, out)) exit(3);
 }
 
-static void set_up(struct bench *b, const struct life_place *place)
+static void set_up(struct bench *b, const struct life_place *place, bool usage)
 {
     hr_error err;
+    b->place = place;
+    b->usage = usage;
     snprintf(b->path, sizeof b->path, "%s", place->saved);
     snprintf(b->partial, sizeof b->partial, "%s.partial", place->saved);
     snprintf(b->scrap, sizeof b->scrap, "%s-scrap", place->saved);
@@ -82,11 +92,12 @@ static void set_up(struct bench *b, const struct life_place *place)
     must(hr_session_create(b->model, &b->session, &err), &err);
     must(hr_session_create(b->model, &b->other, &err), &err);
     must(hr_eval(b->session, ids, 3, HR_LOGITS_LAST, NULL, &err), &err);
-    save_as(b->session, b->scrap, &b->old);
+    save_as(b, b->session, b->scrap, &b->old);
     must(hr_eval(b->session, ids + 3, 2, HR_LOGITS_LAST, NULL, &err), &err);
-    save_as(b->session, b->scrap, &b->young);
+    save_as(b, b->session, b->scrap, &b->young);
+    if (usage) return;
     must(hr_eval(b->other, ids + 1, 4, HR_LOGITS_LAST, NULL, &err), &err);
-    save_as(b->other, b->scrap, &b->own);
+    save_as(b, b->other, b->scrap, &b->own);
 }
 
 static void take_down(struct bench *b)
@@ -111,7 +122,7 @@ static bool save_and_die(const struct bench *b, const char *plan, uint64_t nth, 
     const pid_t pid = fork();
     if (pid == 0) {
         fault_arm(plan);
-        (void)hr_session_save(b->session, b->path, NULL);
+        (void)save(b, b->session, b->path, NULL);
         _exit(fault_fired() ? 1 : 0);
     }
     if (waitpid(pid, &status, 0) != pid || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) return false;
@@ -132,7 +143,7 @@ static bool save_point(struct bench *b, const struct file_campaign *c, const cha
     } else {
         const int open_before = life_descriptors();
         fault_arm(plan);
-        const hr_status status = hr_session_save(b->session, b->path, &err);
+        const hr_status status = save(b, b->session, b->path, &err);
         const uint64_t fired = fault_fired();
         fault_arm(NULL);
         r->fired += fired;
@@ -146,7 +157,7 @@ static bool save_point(struct bench *b, const struct file_campaign *c, const cha
         if (access(b->partial, F_OK) == 0 && c->times == 1) report_problem(r, nth, "left a partial file");
         if (life_descriptors() != open_before) report_problem(r, nth, "left a descriptor open");
     }
-    if (hr_session_save(b->session, b->path, &err) != HR_OK || !holds(b->path, &b->young))
+    if (save(b, b->session, b->path, &err) != HR_OK || !holds(b->path, &b->young))
         report_problem(r, nth, "the next save: %s", err.detail);
     return true;
 }
@@ -177,19 +188,45 @@ static bool load_point(struct bench *b, const struct file_campaign *c, const cha
     return fired > 0;
 }
 
+/* A model opens with the file, or says why not; whole or not at all, it has its counts. */
+static bool open_point(struct bench *b, const struct file_campaign *c, const char *plan, uint64_t nth,
+                       struct report *r)
+{
+    hr_error err = {0};
+    hr_model *model = NULL;
+    hr_model_params params = b->place->params;
+    params.usage = b->path;
+    put(b->path, &b->young);
+    const int open_before = life_descriptors();
+    fault_arm(plan);
+    const hr_status status = hr_model_open(b->place->container, &params, &model, &err);
+    const uint64_t fired = fault_fired();
+    fault_arm(NULL);
+    r->fired += fired;
+    if (status != HR_OK && c->succeeds) report_problem(r, nth, "failed: %s", err.detail);
+    if (status != HR_OK && (model || !names(&err, b, status == HR_ERR_IO ? c->code : 0)))
+        report_problem(r, nth, "status %d: %s", status, err.detail);
+    if (status != HR_OK) must(hr_model_open(b->place->container, &params, &model, &err), &err);
+    if (hr_model_save_usage(model, b->scrap, &err) != HR_OK || !holds(b->scrap, &b->young))
+        report_problem(r, nth, "status %d, and then other counts", status);
+    hr_model_close(model);
+    if (life_descriptors() != open_before) report_problem(r, nth, "left a descriptor open");
+    return fired > 0;
+}
+
 void session_file_campaign(const struct life_place *place, const struct file_campaign *c)
 {
     struct bench b = {0};
     struct report r;
     char plan[1024];
     report_begin(&r, c->name);
-    set_up(&b, place);
+    set_up(&b, place, c->usage);
     for (uint64_t nth = 1;; nth++) {
         /* The directory is opened and synchronised too: its path has no slash behind it. */
         const int directory = (int)(strrchr(b.path, '/') - b.path);
         snprintf(plan, sizeof plan, "calls=%s path=%.*s nth=%llu times=%u period=%u action=%s", c->calls,
                  directory, b.path, (unsigned long long)nth, c->times, c->period, c->action);
-        if (!(c->loads ? load_point : save_point)(&b, c, plan, nth, &r)) break;
+        if (!(!c->loads ? save_point : c->usage ? open_point : load_point)(&b, c, plan, nth, &r)) break;
         r.points++;
         if (c->succeeds && c->times != 1 && nth == 2) break; /* every call was struck */
     }

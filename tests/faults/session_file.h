@@ -11,6 +11,7 @@ struct file_campaign {
     unsigned times, period;
     int code; /* whose text an error must hold */
     bool loads, kills, succeeds;
+    bool usage; /* the file of use counts, which is read while a model opens */
 };
 
 /* place->saved must lie in a directory of its own. */

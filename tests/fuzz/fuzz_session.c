@@ -1,7 +1,8 @@
-/* libFuzzer target: session files. A file that the container at hand accepts is built with hostile
+/* libFuzzer target: session files, and files of use counts. A file that the container at hand accepts is built with hostile
  * fields and hostile state, and every checksum is right; then the session goes on from it.
  * Input: which container; mode; fields of the header; edits of the state. Mode bit 0: the bytes
- * behind it are the file as it is; bit 1: bytes of the finished file are changed once more. */
+ * behind it are the file as it is; bit 1: bytes of the finished file are changed once more; bit 2: a file
+ * of use counts instead, one that the model wrote, with bytes changed and (but for bit 1) checksums right. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,13 +19,13 @@ enum { CTX = 24, HEADER = 128, FILE_MAX = 4 << 20 };
 static uint8_t file[FILE_MAX];
 
 static struct {
-    unsigned long inputs, loaded, continued;
+    unsigned long inputs, loaded, continued, counted;
 } counts;
 
 static void report(void)
 {
-    fprintf(stderr, "session: %lu inputs, %lu loaded, %lu went on\n", counts.inputs, counts.loaded,
-            counts.continued);
+    fprintf(stderr, "session: %lu inputs, %lu loaded, %lu went on, %lu opened with counts\n", counts.inputs,
+            counts.loaded, counts.continued, counts.counted);
 }
 
 static void promise(bool holds, const char *what)
@@ -41,7 +42,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
-static hr_session *open_session(const struct base *b, hr_model **model)
+/* NULL where the use counts are refused. */
+static hr_session *open_session(const struct base *b, const char *usage, hr_model **model)
 {
     hr_model_params params;
     hr_session *session;
@@ -51,7 +53,11 @@ static hr_session *open_session(const struct base *b, hr_model **model)
     params.threads = 1;
     params.io_threads = 1;
     params.ctx = CTX;
-    promise(hr_model_open(b->dir, &params, model, &err) == HR_OK, "a sound container opens");
+    params.usage = usage;
+    const hr_status st = hr_model_open(b->dir, &params, model, &err);
+    promise(st == HR_OK || (usage && err.code == (int32_t)st && strstr(err.detail, usage)),
+            "a sound container opens");
+    if (st != HR_OK) return NULL;
     promise(hr_session_create(*model, &session, &err) == HR_OK, "a session can be made");
     return session;
 }
@@ -192,17 +198,63 @@ static void try_file(const struct base *b, hr_session *session, uint32_t vocab)
     go_on(session, vocab);
 }
 
+static void repair_usage(size_t n)
+{
+    if (n < 68) return;
+    put32(file + 60, 0);
+    put32(file + 60, crc32c(0, file, 64));
+    put32(file + n - 4, crc32c(0, file + 64, n - 68));
+}
+
+/* Script: bytes to cut off or add, then place and value of each byte that changes. */
+static void try_usage(struct base *b, hr_model *model, hr_session *session, struct script *s, bool repair)
+{
+    char path[400];
+    hr_model *other;
+    hr_error err = {0};
+    const int32_t ids[] = {1, 2, 3};
+    snprintf(path, sizeof path, "%s/hostile.usage", b->dir);
+    promise(hr_eval(session, ids, 3, HR_LOGITS_NONE, NULL, &err) == HR_OK, "a fresh session evaluates");
+    promise(hr_model_save_usage(model, path, &err) == HR_OK, "use counts are saved");
+    FILE *f = fopen(path, "rb");
+    promise(f != NULL, "a saved file is there");
+    size_t n = fread(file, 1, FILE_MAX / 2, f);
+    fclose(f);
+    const int32_t more = (int32_t)take(s, 1) - 128;
+    n = more < 0 && (size_t)-more > n ? 0 : n + (size_t)more;
+    while (s->left > 0 && n > 0) {
+        const size_t at = take(s, 2) % n;
+        file[at] = (uint8_t)take(s, 1);
+    }
+    if (repair) repair_usage(n);
+    work_store(b, "hostile.usage", file, n);
+    hr_session *second = open_session(b, path, &other);
+    if (!second) return;
+    counts.counted++;
+    promise(hr_eval(second, ids, 3, HR_LOGITS_LAST, NULL, &err) == HR_OK, "counts change no result");
+    promise(hr_model_save_usage(other, path, &err) == HR_OK, "use counts are saved again");
+    hr_session_free(second);
+    hr_model_close(other);
+    second = open_session(b, path, &other);
+    promise(second != NULL, "what was saved opens");
+    hr_session_free(second);
+    hr_model_close(other);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     hr_model *model;
     if (size < 4) return 0;
     struct base *b = base_choose(data[0]);
     struct script script = {data + 2, size - 2};
-    hr_session *session = open_session(b, &model);
+    hr_session *session = open_session(b, NULL, &model);
     struct session *inside = (struct session *)(uintptr_t)session;
     bool made = true;
     counts.inputs++;
-    if (data[1] & 1)
+    if (data[1] & 4) {
+        try_usage(b, model, session, &script, !(data[1] & 2));
+        made = false;
+    } else if (data[1] & 1)
         work_store(b, "hostile.session", script.at, script.left);
     else
         made = build(b, inside, &script, (data[1] & 2) != 0);

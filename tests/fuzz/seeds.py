@@ -152,6 +152,11 @@ def sessions(containers: Path) -> None:
         }
         for name, data in cases.items():
             write("session", f"{folder.name}-{name}", bytes([index]) + data + bytes(4))
+    # Use counts: 128 + bytes added; per change place and value.
+    for name, data in {"whole": [128], "lie": [128, 68, 0, 255, 71, 0, 255], "cut": [124, 48, 0, 4],
+                       "sum": [128, 64, 0, 9, 68, 0, 1]}.items():
+        write("session", f"usage-{name}", bytes([0, 4, *data]))
+    write("session", "usage-flip", bytes([0, 6, 128, 70, 0, 1]))
     write("session", "text", bytes([0, 1]) + b"HRSESS01" + bytes(120))
 
 

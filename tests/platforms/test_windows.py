@@ -134,6 +134,18 @@ def test_memory_and_cores(program, scored):
     assert 1 << 20 < ram <= total
 
 
+def test_use_counts_and_lock(program, headrace_bin, model_dir, tmp_path):
+    """The same counts as here, replaced by the second run; the trunk is locked where Wine may."""
+    tail = ["run", model_dir, "-p", "The captain", "-n", "3", "--ctx", "64", "--usage"]
+    for turn in range(2):
+        assert run([*program, *tail, tmp_path / "zvyk"]) == run([headrace_bin, *tail, tmp_path / "here"])
+        assert (tmp_path / "zvyk").read_bytes() == (tmp_path / "here").read_bytes(), turn
+    assert not list(tmp_path.glob("*.partial"))
+    for lock in ("auto", "off"):
+        info = json.loads(run([*program, "info", model_dir, "--lock", lock, "--json"]))["model"]
+        assert info["trunk_locked"] in ((True, False) if lock == "auto" else (False,))
+
+
 def test_sessions(built, wine, scored, tmp_path, monkeypatch):
     """Saved through a rename that replaces, under a name in another script, and read back."""
     for name, value in wine.items():

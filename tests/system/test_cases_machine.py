@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -76,11 +78,77 @@ def test_b22_refused_system_calls(headrace_bin, container, wanted, code):
     assert done.returncode == 0 and done.stdout == wanted, done.stderr
 
 
-def test_b32_nothing_is_locked(headrace_bin, container, wanted):
-    """Memory is never pinned: with no allowance for it there is nothing to warn about."""
+def locked() -> int:
+    """Bytes that this process holds locked."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmLck:\s*(\d+)", status).group(1)) << 10
+
+
+@pytest.fixture(scope="module")
+def trunk_state(headrace, model_dir, tmp_path_factory):
+    """Callable: lock, bytes that may be locked -> what a process without privileges finds."""
+    place = tmp_path_factory.mktemp("locked")
+    path = Path(shutil.copytree(model_dir, place / "model"))
+    for file in path.iterdir():
+        file.chmod(0o644)
+    open_to_all(path)
+    result = place / "result"
+    result.touch()
+    result.chmod(0o666)
+
+    def look(lock: str, limit: int) -> dict:
+        def work() -> None:
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+            out: dict = {"error": None}
+            try:
+                with headrace.Model(path, lock=lock, ctx=32, ram="64MiB") as model:
+                    out |= {"logits": model.logits([1, 2, 3]).tobytes().hex(), "open": locked(),
+                            "told": model.info.trunk_locked}
+            except headrace.HeadraceMemoryError as error:
+                out["error"] = str(error)
+            result.write_text(json.dumps(out | {"closed": locked()}))
+
+        wrong = as_nobody(work)
+        if "maximum limit" in wrong:
+            pytest.skip("this system lets nobody lock so much")
+        assert wrong == ""
+        return json.loads(result.read_text())
+
+    return look
+
+
+needs_status = pytest.mark.skipif(not sys.platform.startswith("linux") or sanitized(), reason="reads VmLck")
+
+
+@needs_status
+def test_b32_locking_refused(trunk_state, model_dir):
+    """By itself it goes on in silence with the same logits; asked for, it names limit and remedy."""
+    trunk = (model_dir / "trunk.bin").stat().st_size
+    off = trunk_state("off", trunk * 2)
+    for limit in (0, trunk // 2):
+        auto, on = trunk_state("auto", limit), trunk_state("on", limit)
+        assert auto == off | {"told": False} and off["open"] == 0
+        assert f"{trunk} bytes" in on["error"] and "ulimit -l" in on["error"] and on["closed"] == 0
+        assert f"may lock {limit} bytes" in on["error"], on["error"]
+
+
+@needs_status
+@pytest.mark.parametrize("lock", ["auto", "on"])
+def test_b32_locked_where_allowed(trunk_state, model_dir, lock):
+    """The whole trunk, and nothing else, from opening to closing."""
+    trunk = (model_dir / "trunk.bin").stat().st_size
+    now = trunk_state(lock, 2 * trunk)
+    assert now["error"] is None and now["told"]
+    assert trunk <= now["open"] <= trunk + 8192 and now["closed"] == 0
+    assert now["logits"] == trunk_state("off", 0)["logits"]
+
+
+def test_b32_no_warning(headrace_bin, container, wanted):
     done = limited([headrace_bin, "run", container, *IDS], RLIMIT_MEMLOCK=0)
     assert done.returncode == 0 and done.stdout == wanted
     assert b"lock" not in done.stderr and b"warn" not in done.stderr.lower()
+    shown = limited([headrace_bin, "info", container, "--lock", "off"], RLIMIT_MEMLOCK=0)
+    assert b"not locked in memory" in shown.stdout
 
 
 # ---- memory ----

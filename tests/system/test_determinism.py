@@ -21,6 +21,8 @@ AXES = {
     "cache_policy": ["auto", "lru", "lfu"],
     "read_ahead": ["off", "auto", 2, 64],
     "verify": ["first", "always", "off"],
+    "usage": [False, True],
+    "lock": ["auto", "off"],
 }
 
 
@@ -54,8 +56,8 @@ def budgets(headrace, path: Path, **settings) -> dict[str, int]:
             "all": plan.floor + whole + (16 << 20)}
 
 
-def digest(headrace, path: Path, ids: list[int], row: dict) -> str:
-    settings = dict(row)
+def digest(headrace, path: Path, ids: list[int], row: dict, usage: Path) -> str:
+    settings = row | {"usage": usage if row["usage"] else None}
     level = settings.pop("ram")
     sizes = budgets(headrace, path, chunk=settings["chunk"], threads=settings["threads"],
                     read_ahead=settings.get("read_ahead", "auto"))
@@ -83,16 +85,18 @@ def container(request) -> Path:
 
 
 @pytest.mark.slow
-def test_same_bits_over_the_matrix(container, headrace):
+def test_same_bits_over_the_matrix(container, headrace, tmp_path):
     isas = available_isas(headrace, container)
     assert "reference" in isas
     with headrace.Model(container, ctx=256) as model:
         ids = model.tokenize(VALIDATION.read_text(encoding="utf-8")[:2000])[:TOKENS]
+        model.logits(ids[::-1])
+        model.save_usage(tmp_path / "usage")
     assert len(ids) == TOKENS
     rows = covering_pairs(AXES | {"isa": isas})
     digests = {}
     for row in rows:
-        digests.setdefault(digest(headrace, container, ids, row), []).append(row)
+        digests.setdefault(digest(headrace, container, ids, row, tmp_path / "usage"), []).append(row)
     assert len(digests) == 1, f"{len(digests)} different results: {digests}"
 
 

@@ -29,6 +29,10 @@ SESSIONS = {"save: EIO once": 10, "save: EIO for good": 10, "save: disk full": 1
             "save: torn write, then kill": 5, "save: power cut": 10, "load: EIO once": 15,
             "load: EIO once, reads": 15, "load: EIO for good": 15, "load: short reads": 2,
             "load: nothing read, once": 15, "load: nothing read, ever": 15, "load: EINTR storm": 2}
+USAGE = {"usage: EIO once": 12, "usage: EIO for good": 12, "usage: disk full": 8, "usage: short writes": 2,
+         "usage: EINTR storm": 2, "usage: kill": 12, "usage: torn write, then kill": 6, "usage: power cut": 12,
+         "open with usage: EIO once": 10, "open with usage: EIO for good": 10,
+         "open with usage: short reads": 2, "open with usage: nothing read, ever": 10}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +89,11 @@ def test_every_read_of_a_second_drive(engine_loop, small):
 def test_every_call_of_a_session_file(engine_loop, small):
     """B45: the file is the old state or the new one, and so is the session."""
     engine_loop(small, SESSIONS)
+
+
+def test_every_call_of_a_usage_file(engine_loop, small):
+    """The file holds the old counts or the new ones; a model opens with all of them or says why not."""
+    engine_loop(small, USAGE)
 
 
 @pytest.mark.parametrize("fixture", ["qwen4_exp", "deepseek_v3"])

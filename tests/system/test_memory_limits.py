@@ -193,7 +193,7 @@ def test_descriptors_down_to_nothing(headrace_bin, model_dir, tokens):
 @pytest.mark.parametrize(("kind", "value"), [("RLIMIT_MEMLOCK", 0), ("RLIMIT_STACK", 256 << 10),
                                              ("RLIMIT_CORE", 0)])
 def test_limits_that_change_nothing(headrace_bin, model_dir, tokens, kind, value):
-    """B22, B32: nothing is locked; the stack that a call needs is small."""
+    """B22, B32: the trunk need not be locked; the stack that a call needs is small."""
     done = run(headrace_bin, model_dir, before=limited(getattr(resource, kind), value))
     assert right_or_refused(done, tokens, (), kind)
 

@@ -1,6 +1,6 @@
 /* Several sessions on one model at once: each must give the bits that it gives alone, while one of
  * them is cancelled at random moments, sessions are saved, loaded, freed and made anew, and the
- * budget goes up and down.
+ * budget goes up and down and use counts are written.
  * Meant for -fsanitize=thread; checks itself in any build.
  * usage: tsan_sessions CONTAINER DIRECTORY [CANCELS [SEED]]; exit 0 when all went well. */
 #include <dirent.h>
@@ -178,6 +178,13 @@ static void *victim_main(void *arg)
     return NULL;
 }
 
+static const char *usage_path(void)
+{
+    static char path[600];
+    snprintf(path, sizeof path, "%s/usage", directory);
+    return path;
+}
+
 /* The budget goes anywhere between hardly a slot and what the model was opened with. */
 static void *mover(void *arg)
 {
@@ -191,6 +198,8 @@ static void *mover(void *arg)
         if (hr_model_set_ram(model, ram, &err) != HR_OK) complain("ram cannot be set:", 99, &err);
         hr_get_stats(model, &s, NULL);
         if (s.cache_used > s.cache_slots) complain("more slots are used than there are", 99, NULL);
+        if (roll(&random) % 8 == 0 && hr_model_save_usage(model, usage_path(), &err) != HR_OK)
+            complain("use counts cannot be written:", 99, &err);
         nanosleep(&pause, NULL);
     }
     return NULL;
@@ -226,7 +235,8 @@ static int descriptors(void)
     return n;
 }
 
-static bool open_model(const char *path, uint64_t bounds[2])
+/* Counts that were written while they changed are sound. */
+static bool open_model(const char *path, const char *usage, uint64_t bounds[2])
 {
     hr_plan_result plan = {.size = sizeof plan};
     hr_model_info info = {.size = sizeof info};
@@ -239,6 +249,7 @@ static bool open_model(const char *path, uint64_t bounds[2])
     params.chunk = 4;
     params.max_sessions = SESSIONS;
     params.shuffle_reads = seed;
+    params.usage = usage;
     if (hr_plan(path, &params, &plan, &err) == HR_OK) {
         bounds[0] = plan.floor + plan.record_bytes; /* the index of the slots stays */
         bounds[1] = params.ram = plan.floor + 6 * plan.record_bytes; /* they fight over every slot */
@@ -265,7 +276,7 @@ int main(int argc, char **argv)
     const uint32_t cancels = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 200;
     if (argc > 4) seed = (uint32_t)strtoul(argv[4], NULL, 10);
     snprintf(directory, sizeof directory, "%s", argv[2]);
-    if (!open_model(argv[1], bounds)) return 1;
+    if (!open_model(argv[1], NULL, bounds)) return 1;
     const uint64_t before = used(&leases);
     const int open_before = descriptors();
     const int64_t begun = now_ns();
@@ -297,6 +308,10 @@ int main(int argc, char **argv)
         hr_session_free(s);
     }
     hr_model_close(model);
+    if (access(usage_path(), F_OK) == 0) {
+        if (!open_model(argv[1], usage_path(), bounds)) return 1;
+        hr_model_close(model);
+    }
     printf("%u cancelled, %u other generations, %u wrong\n", atomic_load(&cancelled),
            atomic_load(&generations), atomic_load(&wrong));
     return atomic_load(&wrong) != 0;

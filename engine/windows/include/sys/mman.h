@@ -17,6 +17,9 @@
 void *mmap(void *at, size_t bytes, int protection, int flags, int fd, int64_t offset);
 /* The whole of what one call gave. */
 int munmap(void *p, size_t bytes);
+/* Raise the working set's minimum by as much as they lock, and lower it again. */
+int mlock(const void *p, size_t bytes);
+int munlock(const void *p, size_t bytes);
 int mprotect(void *p, size_t bytes, int protection);
 
 #endif
