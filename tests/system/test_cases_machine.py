@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from case_helpers import as_nobody, limited, listing, open_to_all, run
-from containers import make_container
+from containers import edit_manifest, make_container
 from convert_helpers import IDS_ONLY
 from convert_helpers import run as convert
 from headrace_tools.convert import cli
@@ -141,6 +141,24 @@ def test_b32_locked_where_allowed(trunk_state, model_dir, lock):
     assert now["error"] is None and now["told"]
     assert trunk <= now["open"] <= trunk + 8192 and now["closed"] == 0
     assert now["logits"] == trunk_state("off", 0)["logits"]
+
+
+@needs_status
+def test_b32_nothing_is_pinned_that_others_need(headrace, tmp_path):
+    """A plan beyond what is available, here for sessions that nobody makes: locked only when asked for."""
+    make_container(tmp_path / "c", tokenizer=None)
+    edit_manifest(tmp_path / "c", lambda m: m["model"].update(max_position=1 << 27))
+    told = {}
+    for lock, ctx in (("auto", 64), ("on", 64), ("auto", 1 << 27), ("on", 1 << 27)):
+        settings = {"ctx": ctx, "max_sessions": 64, "ram": 1 << 55, "chunk": 1}
+        plan = headrace.plan(tmp_path / "c", **settings)
+        assert (plan.total > plan.available) == (ctx > 64)
+        try:
+            with headrace.Model(tmp_path / "c", lock=lock, **settings) as model:
+                told[lock, ctx] = model.info.trunk_locked
+        except headrace.HeadraceMemoryError:
+            pytest.skip("this system lets nobody lock anything")
+    assert list(told.values()) == [True, True, False, True]
 
 
 def test_b32_no_warning(headrace_bin, container, wanted):
