@@ -210,7 +210,7 @@ HR_API hr_status hr_plan(const char *path, const hr_model_params *params,
                          hr_plan_result *plan, hr_error *err);
 
 /* The same for a container that does not exist yet, from the manifest that it would have; checksums
- * may be any numbers. */
+ * may be any numbers. Drives count, but need not exist: drives may be NULL. */
 HR_API hr_status hr_plan_manifest(const char *manifest, size_t n, const hr_model_params *params,
                                   hr_plan_result *plan, hr_error *err);
 
@@ -224,6 +224,10 @@ HR_API hr_status hr_plan_manifest(const char *manifest, size_t n, const hr_model
 typedef int32_t (*hr_verify_fn)(void *user, int32_t fault, const char *text,
                                 uint64_t done, uint64_t total);
 HR_API hr_status hr_verify(const char *path, hr_verify_fn report, void *user, hr_error *err);
+/* The same with the drives of hr_model_params: every copy of every bank is checked. A fault of one begins
+ * with its directory; a bank that the container's own lacks is none when a drive has it. */
+HR_API hr_status hr_verify_drives(const char *path, const char *const *drives, uint32_t drive_count,
+                                  hr_verify_fn report, void *user, hr_error *err);
 
 /* ---- text -------------------------------------------------------------- */
 

@@ -132,7 +132,7 @@ static uint64_t choose_pool(const hr_probe_params *p, const struct throughput_se
 static hr_status probe_compute(const hr_probe_params *p, hr_probe_result *r, hr_error *err)
 {
     struct throughput t;
-    struct throughput_setup s = {.k = kernels_find(p->isa), .threads = p->threads,
+    struct throughput_setup s = {.threads = p->threads,
                                  .seconds = p->compute_seconds,
                                  .expert_codec = codec_named(p->expert_codec),
                                  .fine = p->expert_activations == 22,
@@ -140,8 +140,7 @@ static hr_status probe_compute(const hr_probe_params *p, hr_probe_result *r, hr_
                                  .experts = p->top_k, .trunk_codec = codec_named(p->trunk_codec),
                                  .rows = p->trunk_rows, .cols = p->trunk_cols};
     const enum codec other = codec_named(p->other_codec);
-    if (s.k == NULL)
-        return fail(err, HR_ERR_USAGE, "isa \"%s\" is unknown or cannot run on this machine", p->isa);
+    TRY(kernels_choose(p->isa, &s.k, err));
     if (s.experts > THROUGHPUT_EXPERTS_MOST) s.experts = THROUGHPUT_EXPERTS_MOST;
     if (other != CODEC_NONE) s.seconds *= 0.7;
     s.pool = choose_pool(p, &s);

@@ -123,8 +123,14 @@ hr_status hr_model_get_info(const hr_model *model, hr_model_info *info, hr_error
 
 hr_status hr_verify(const char *path, hr_verify_fn report, void *user, hr_error *err)
 {
+    return hr_verify_drives(path, NULL, 0, report, user, err);
+}
+
+hr_status hr_verify_drives(const char *path, const char *const *drives, uint32_t drive_count,
+                           hr_verify_fn report, void *user, hr_error *err)
+{
     if (!path) return fail(err, HR_ERR_USAGE, "path is NULL");
-    return model_verify(path, report, user, err);
+    return model_verify(path, drives, drive_count, report, user, err);
 }
 
 hr_status hr_tokenize(const hr_model *model, const char *text, size_t n, int32_t special,

@@ -31,16 +31,14 @@ hr_status hr_bench_kernels(const hr_bench_params *params, hr_bench_fn callback, 
     }
     p.isa[sizeof p.isa - 1] = 0;
     const uint64_t cache = cache_size_largest("");
-    const struct bench_setup setup = {
-        .k = kernels_find(p.isa),
+    struct bench_setup setup = {
         .seconds = p.seconds != 0 ? p.seconds : SECONDS_DEFAULT,
         .rows = p.rows ? p.rows : ROWS_DEFAULT,
         .cols = p.cols ? p.cols : COLS_DEFAULT,
         .cache = cache,
         .pool = p.pool ? p.pool : bench_pool_default(cache),
     };
-    if (!setup.k)
-        return fail(err, HR_ERR_USAGE, "isa \"%s\" is unknown or cannot run on this machine", p.isa);
+    TRY(kernels_choose(p.isa, &setup.k, err));
     if (!(setup.seconds > 0 && setup.seconds <= BENCH_SECONDS_MOST))
         return fail(err, HR_ERR_USAGE, "seconds is %g; more than 0 and at most %d", setup.seconds,
                     BENCH_SECONDS_MOST);

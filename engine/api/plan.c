@@ -95,8 +95,14 @@ hr_status hr_plan_manifest(const char *manifest, size_t n, const hr_model_params
         return fail(err, HR_ERR_FORMAT, "a manifest of %zu bytes; at most %d are allowed", n,
                     MANIFEST_MAX);
     TRY(take_params(params, &p, err));
+    if (p.drive_count >= DRIVES_MOST)
+        return fail(err, HR_ERR_USAGE, "%u further drives are too many; at most %d are allowed",
+                    p.drive_count, DRIVES_MOST - 1);
     TRY(manifest_parse(manifest, n, "a container to be", NULL, &c, err));
+    for (uint32_t i = 0; i < p.drive_count; i++)
+        c->drives[c->drive_count++] = (struct drive_dir){p.drives && p.drives[i] ? p.drives[i] : "", -1};
     const hr_status st = plan_container(c, &p, &r, err);
+    c->drive_count = 1; /* the paths are the caller's */
     container_close(c);
     if (st != HR_OK) return st;
     return give(plan, plan->size, &r, sizeof r, err);

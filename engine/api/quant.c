@@ -45,9 +45,7 @@ static hr_status take(const hr_quant_params *given, struct job *job, hr_error *e
     job->shape = rvq_shape_of(job->codec);
     if (job->codec == CODEC_NONE)
         return fail(err, HR_ERR_USAGE, "there is no codec \"%s\"", p.codec);
-    job->k = kernels_find(p.isa);
-    if (!job->k)
-        return fail(err, HR_ERR_USAGE, "isa \"%s\" is unknown or cannot run on this machine", p.isa);
+    TRY(kernels_choose(p.isa, &job->k, err));
     if (p.effort < HR_EFFORT_GREEDY || p.effort > HR_EFFORT_HIGH)
         return fail(err, HR_ERR_USAGE, "effort is %d, not HR_EFFORT_GREEDY, _DEFAULT or _HIGH",
                     p.effort);

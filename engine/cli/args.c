@@ -7,6 +7,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "headrace.h"
+
 bool parse_u64(const char *text, uint64_t max, uint64_t *out)
 {
     uint64_t value = 0;
@@ -87,10 +89,24 @@ static bool parse_choice(const char *text, const char *choices, int32_t *out)
     return false;
 }
 
+/* "auto|" and the kernels that can run here, for messages; true when `text` is one of them. */
+static bool is_isa(const char *text, char names[128])
+{
+    bool known = strcmp(text, "auto") == 0;
+    size_t used = (size_t)snprintf(names, 128, "auto");
+    const char *name;
+    for (uint32_t i = 0; (name = hr_isa_name(i)) != NULL; i++) {
+        known |= strcmp(text, name) == 0;
+        if (used + strlen(name) + 2 <= 128) used += (size_t)snprintf(names + used, 128 - used, "|%s", name);
+    }
+    return known;
+}
+
 static bool store(const struct cli_option *o, const char *text, char message[256])
 {
     uint64_t number = 0;
     const char *want;
+    char names[128];
     bool ok = true;
     switch (o->kind) {
     case OPTION_FLAG:
@@ -126,6 +142,11 @@ static bool store(const struct cli_option *o, const char *text, char message[256
     case OPTION_CHOICE:
         want = o->choices;
         ok = parse_choice(text, o->choices, o->value);
+        break;
+    case OPTION_ISA:
+        want = names;
+        ok = is_isa(text, names);
+        if (ok) snprintf(o->value, 16, "%s", text);
         break;
     case OPTION_AHEAD: {
         int32_t *ahead = o->value;

@@ -15,6 +15,7 @@ enum option_kind {
     OPTION_SIZE,   /* uint64_t bytes: 4096, 512MiB, 1.5GiB */
     OPTION_REAL,   /* float */
     OPTION_CHOICE, /* int32_t: index into `choices` */
+    OPTION_ISA,    /* char[16]: "auto" or what hr_isa_name gives */
     OPTION_AHEAD   /* int32_t: "auto" is -1, "off" is 0, or a number */
 };
 

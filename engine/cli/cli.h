@@ -29,7 +29,6 @@ enum {
 /* Options of every command that opens a model. */
 struct model_options {
     hr_model_params params;
-    int32_t isa; /* index of --isa's choice */
     bool no_direct, json;
     struct text_list drives;
     const char *usage;

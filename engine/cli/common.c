@@ -200,7 +200,6 @@ void model_options_init(struct model_options *o)
 
 static const char CACHE_NAMES[] = "auto|lru|lfu", VERIFY_NAMES[] = "first|always|off";
 static const char LOCK_NAMES[] = "auto|on|off";
-static const char ISA_NAMES[] = "auto|reference|avx2|avx512|neon";
 
 void model_options_describe(struct model_options *o, struct cli_option *out)
 {
@@ -211,7 +210,7 @@ void model_options_describe(struct model_options *o, struct cli_option *out)
         {"--io-threads", OPTION_U32, &p->io_threads, NULL, NULL},
         {"--ctx", OPTION_U32, &p->ctx, NULL, NULL},
         {"--chunk", OPTION_U32, &p->chunk, NULL, NULL},
-        {"--isa", OPTION_CHOICE, &o->isa, ISA_NAMES, NULL},
+        {"--isa", OPTION_ISA, p->isa, NULL, NULL},
         {"--cache", OPTION_CHOICE, &p->cache_policy, CACHE_NAMES, NULL},
         {"--verify", OPTION_CHOICE, &p->verify, VERIFY_NAMES, NULL},
         {"--drive", OPTION_LIST, &o->drives, NULL, NULL},
@@ -226,11 +225,6 @@ void model_options_describe(struct model_options *o, struct cli_option *out)
 
 void model_options_finish(struct model_options *o)
 {
-    const char *name = ISA_NAMES;
-    for (int32_t i = 0; i < o->isa; i++) name = strchr(name, '|') + 1;
-    const size_t n = strcspn(name, "|");
-    memcpy(o->params.isa, name, n);
-    o->params.isa[n] = '\0';
     if (o->no_direct) o->params.direct = 0;
     o->params.drives = o->drives.item;
     o->params.drive_count = (uint32_t)o->drives.count;

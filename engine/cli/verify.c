@@ -64,11 +64,13 @@ static void print_json(const struct verification *v, const char *path, hr_status
 int command_verify(int argc, char **argv)
 {
     bool json = false;
-    const struct cli_option options[] = {{"--json", OPTION_FLAG, &json, NULL, NULL}};
+    struct text_list drives = {.count = 0};
+    const struct cli_option options[] = {{"--json", OPTION_FLAG, &json, NULL, NULL},
+                                         {"--drive", OPTION_LIST, &drives, NULL, NULL}};
     const char *path;
     size_t count;
     char message[256];
-    if (!args_parse(argc, argv, options, 1, &path, 1, &count, message))
+    if (!args_parse(argc, argv, options, 2, &path, 1, &count, message))
         return report_failure(HR_ERR_USAGE, json, "verify: %s (see headrace help)", message);
     if (count != 1) return report_failure(HR_ERR_USAGE, json, "verify: give one MODEL");
 
@@ -77,7 +79,7 @@ int command_verify(int argc, char **argv)
     v->json = json;
     v->terminal = isatty(STDERR_FILENO);
     hr_error err = {0};
-    const hr_status status = hr_verify(path, on_report, v, &err);
+    const hr_status status = hr_verify_drives(path, drives.item, (uint32_t)drives.count, on_report, v, &err);
     if (v->terminal) fputs("\r\033[K", stderr);
     int code = exit_code(status);
     if (interrupted()) code = EXIT_INTERRUPTED;

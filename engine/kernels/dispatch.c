@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <string.h>
 
 #include "base/cpu.h"
@@ -42,6 +43,19 @@ const struct kernels *kernels_find(const char *isa)
         if (strcmp(isa, found[i]->isa) == 0)
             return found[i];
     return NULL;
+}
+
+hr_status kernels_choose(const char *isa, const struct kernels **out, hr_error *err)
+{
+    char list[128] = "";
+    *out = kernels_find(isa);
+    if (*out) return HR_OK;
+    for (const char *const *k = kernels_available(); *k; k++) {
+        const size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, " %s", *k);
+    }
+    return fail(err, HR_ERR_USAGE, "isa \"%s\" is unknown or cannot run on this machine; available:%s",
+                isa, list);
 }
 
 const char *const *kernels_available(void)

@@ -12,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/status.h"
+
 /* Quantised activations of n tokens, one after another. Block = 64 inputs; k is padded with zeros
  * to k_pad (a multiple of 64). value = scale * sum_b 2^shift[b] * q. */
 struct qbatch {
@@ -183,6 +185,8 @@ const struct kernels *kernels_reference(void);
 /* "auto", "reference", "avx2", "avx512", "neon", "neon-dotprod"; NULL when this machine or build
  * lacks it. */
 const struct kernels *kernels_find(const char *isa);
+/* The same, with an error that lists what there is. */
+hr_status kernels_choose(const char *isa, const struct kernels **out, hr_error *err);
 /* Names of the tables that can run here, best first, NULL-terminated. */
 const char *const *kernels_available(void);
 

@@ -127,19 +127,6 @@ static hr_status open_ngram_rows(struct model *m, hr_error *err)
                           &m->ngram_rows, err);
 }
 
-static hr_status choose_kernels(struct model *m, hr_error *err)
-{
-    const char *isa = m->params.isa[0] ? m->params.isa : "auto";
-    m->nn.k = kernels_find(isa);
-    if (m->nn.k) return HR_OK;
-    char list[128] = "";
-    for (const char *const *k = kernels_available(); *k; k++) {
-        const size_t used = strlen(list);
-        snprintf(list + used, sizeof list - used, " %s", *k);
-    }
-    return fail(err, HR_ERR_USAGE, "isa \"%s\" cannot run here; available:%s", isa, list);
-}
-
 static hr_status check_params(const hr_model_params *p, hr_error *err)
 {
     if (p->cache_policy < HR_CACHE_AUTO || p->cache_policy > HR_CACHE_LFU)
@@ -191,7 +178,7 @@ static hr_status open_steps(struct model *m, const char *path, hr_error *err)
     const char *usage = m->params.usage;
     m->params.usage = NULL; /* the caller's, for this call only */
     TRY(check_params(&m->params, err));
-    TRY(choose_kernels(m, err));
+    TRY(kernels_choose(m->params.isa[0] ? m->params.isa : "auto", &m->nn.k, err));
     TRY(container_open_drives(path, m->params.drives, m->params.drive_count, &m->mem, &m->c, err));
     m->params.drives = NULL; /* the caller's, for this call only */
     const hr_status st = architecture_read(m->c, &m->arch, err);

@@ -54,8 +54,9 @@ void model_stats(struct model *m, hr_stats *out);
  * loading any. */
 hr_status model_check(const struct container *c, struct architecture *arch, hr_error *err);
 
-/* The body of hr_verify: every byte of every file, then what model_check and the tokenizer say. */
-hr_status model_verify(const char *path, hr_verify_fn report, void *user, hr_error *err);
+/* The body of hr_verify_drives: every byte of every file, then what model_check and the tokenizer say. */
+hr_status model_verify(const char *path, const char *const *drives, uint32_t count,
+                       hr_verify_fn report, void *user, hr_error *err);
 
 /* Checks every tensor against the architecture and binds it into the trunk's memory; in
  * model/bind.c. With trunk NULL it only checks. */

@@ -20,12 +20,13 @@ static hr_status check_model(const struct container *c, hr_error *err)
     return st;
 }
 
-hr_status model_verify(const char *path, hr_verify_fn report, void *user, hr_error *err)
+hr_status model_verify(const char *path, const char *const *drives, uint32_t count,
+                       hr_verify_fn report, void *user, hr_error *err)
 {
     struct container *c;
     hr_error e = {0};
-    TRY(container_verify(path, report, user, err));
-    hr_status st = container_open(path, NULL, &c, &e);
+    TRY(container_verify(path, drives, count, report, user, err));
+    hr_status st = container_open_drives(path, drives, count, NULL, &c, &e);
     const uint64_t bytes = st == HR_OK ? c->total_bytes : 0;
     if (st == HR_OK) {
         st = check_model(c, &e);

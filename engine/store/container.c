@@ -126,33 +126,39 @@ static hr_status read_manifest(int dir_fd, const char *path, struct mem_budget *
     return HR_OK;
 }
 
-static hr_status open_drives(struct container *c, const char *const *drives, uint32_t count,
-                             hr_error *err)
+hr_status drive_dirs_open(const char *const *paths, uint32_t n, struct mem_budget *b,
+                          struct drive_dir *out, uint32_t *count, hr_error *err)
 {
     char text[128];
-    c->drives[0] = (struct drive_dir){c->path, c->dir_fd};
-    c->drive_count = 1;
-    if (count >= DRIVES_MOST)
-        return fail(err, HR_ERR_USAGE, "%u further drives are too many; at most %d are allowed", count,
+    if (n >= DRIVES_MOST)
+        return fail(err, HR_ERR_USAGE, "%u further drives are too many; at most %d are allowed", n,
                     DRIVES_MOST - 1);
-    for (uint32_t i = 0; i < count; i++) {
-        struct drive_dir *d = &c->drives[c->drive_count];
-        if (drives == NULL || drives[i] == NULL)
+    for (uint32_t i = 0; i < n; i++) {
+        struct drive_dir *d = &out[*count];
+        if (paths == NULL || paths[i] == NULL)
             return fail(err, HR_ERR_USAGE, "the path of drive %u is NULL", i);
-        char *name = mem_alloc(c->mem, strlen(drives[i]) + 1);
+        char *name = mem_alloc(b, strlen(paths[i]) + 1);
         if (name == NULL) return fail(err, HR_ERR_MEMORY, "no memory for the path of a drive");
-        strcpy(name, drives[i]);
+        strcpy(name, paths[i]);
         d->path = name;
-        c->drive_count++;
+        (*count)++;
         do d->fd = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         while (d->fd < 0 && errno == EINTR);
         if (d->fd < 0) {
             const int code = errno;
             return fail(err, HR_ERR_IO, "cannot open the drive's directory: %s: %s",
-                        system_error(code, text), drives[i]);
+                        system_error(code, text), paths[i]);
         }
     }
     return HR_OK;
+}
+
+void drive_dirs_close(struct drive_dir *dirs, uint32_t count, struct mem_budget *b)
+{
+    for (uint32_t i = 1; i < count; i++) {
+        if (dirs[i].fd >= 0) close(dirs[i].fd);
+        mem_free(b, (char *)(uintptr_t)dirs[i].path, strlen(dirs[i].path) + 1);
+    }
 }
 
 uint64_t container_drives_cost(const struct container *c)
@@ -182,7 +188,9 @@ hr_status container_open_drives(const char *path, const char *const *drives, uin
         return s;
     }
     c->dir_fd = fd;
-    s = open_drives(c, drives, count, err);
+    c->drives[0] = (struct drive_dir){c->path, fd};
+    c->drive_count = 1;
+    s = drive_dirs_open(drives, count, b, c->drives, &c->drive_count, err);
     if (s == HR_OK) s = check_files(c, err);
     if (s == HR_OK) s = codebooks_load(fd, c, err);
     if (s != HR_OK) {
@@ -196,10 +204,7 @@ hr_status container_open_drives(const char *path, const char *const *drives, uin
 void container_close(struct container *c)
 {
     if (c == NULL) return;
-    for (uint32_t i = 1; i < c->drive_count; i++) {
-        if (c->drives[i].fd >= 0) close(c->drives[i].fd);
-        mem_free(c->mem, (char *)(uintptr_t)c->drives[i].path, strlen(c->drives[i].path) + 1);
-    }
+    drive_dirs_close(c->drives, c->drive_count, c->mem);
     if (c->dir_fd >= 0) close(c->dir_fd);
     json_free(c->manifest);
     mem_free(c->mem, c, (size_t)c->mem_bytes);

@@ -90,7 +90,14 @@ hr_status container_file(const struct container *c, const char *name, int *fd, u
 /* Reads a whole small file (tokenizer.bin); *data is mem_alloc'ed from b. */
 hr_status container_read(const struct container *c, const char *name, struct mem_budget *b,
                          void **data, size_t *bytes, hr_error *err);
-/* Every byte of every file (the body of hr_verify). */
-hr_status container_verify(const char *path, hr_verify_fn report, void *user, hr_error *err);
+/* Opens further directories behind the *count that `out` has; those stay the caller's to close on
+ * errors too. Paths are copied from b. */
+hr_status drive_dirs_open(const char *const *paths, uint32_t n, struct mem_budget *b,
+                          struct drive_dir *out, uint32_t *count, hr_error *err);
+/* All but the first. */
+void drive_dirs_close(struct drive_dir *dirs, uint32_t count, struct mem_budget *b);
+/* Every byte of every file (the body of hr_verify_drives). */
+hr_status container_verify(const char *path, const char *const *drives, uint32_t count,
+                           hr_verify_fn report, void *user, hr_error *err);
 
 #endif

@@ -22,7 +22,8 @@ enum { BLOCK = TRUNK_CHUNK };
 struct verify {
     hr_verify_fn report;
     void *user;
-    int dir_fd;
+    struct drive_dir drives[DRIVES_MOST]; /* the container's own directory first */
+    uint32_t drive_count, drive;          /* drive: whose file is being checked */
     struct container *c; /* NULL when the manifest cannot be understood */
     struct digest_list list;
     uint8_t *block;
@@ -53,9 +54,12 @@ static void fault(struct verify *v, const char *fmt, ...) PRINTF_LIKE(2, 3);
 static void fault(struct verify *v, const char *fmt, ...)
 {
     char text[1000];
+    size_t n = 0;
     va_list args;
+    if (v->drive > 0) /* half at most: the fault itself must be seen */
+        n = (size_t)snprintf(text, sizeof text, "%.500s/", v->drives[v->drive].path);
     va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
+    vsnprintf(text + n, sizeof text - n, fmt, args);
     va_end(args);
     if (v->faults++ == 0) snprintf(v->first, sizeof v->first, "%s", text);
     tell(v, 1, text);
@@ -365,6 +369,21 @@ static bool expected_bytes(const struct container *c, const char *name, uint64_t
     return true;
 }
 
+/* Only banks may lie on other drives. Without a manifest the name tells. */
+static bool is_bank(const struct verify *v, const char *name)
+{
+    return v->c != NULL ? bank_of(v->c, name) != NULL : strncmp(name, "experts-", 8) == 0;
+}
+
+/* Not in the container's own directory, which is no fault when another drive has it. */
+static bool lies_elsewhere(const struct verify *v, const char *name)
+{
+    if (v->drive > 0 || !is_bank(v, name) || !file_missing_beneath(v->drives[0].fd, name)) return false;
+    for (uint32_t i = 1; i < v->drive_count; i++)
+        if (!file_missing_beneath(v->drives[i].fd, name)) return true;
+    return false;
+}
+
 static void check_file(struct verify *v, const char *name)
 {
     struct stream s = {.v = v, .name = name};
@@ -373,8 +392,8 @@ static void check_file(struct verify *v, const char *name)
     uint8_t digest[32];
     uint64_t expected;
 
-    if (v->stopped) return;
-    if (file_open_beneath(v->dir_fd, name, &s.fd, &s.bytes, &err) != HR_OK) {
+    if (v->stopped || lies_elsewhere(v, name)) return;
+    if (file_open_beneath(v->drives[v->drive].fd, name, &s.fd, &s.bytes, &err) != HR_OK) {
         failed(v, &err);
         return;
     }
@@ -390,7 +409,7 @@ static void check_file(struct verify *v, const char *name)
             check_trunk_file(&s);
         else if (strcmp(name, NGRAM_NAME) == 0)
             check_ngram(&s);
-        else if (strcmp(name, CODEBOOKS_NAME) == 0 && codebooks_load(v->dir_fd, v->c, &err) != HR_OK)
+        else if (strcmp(name, CODEBOOKS_NAME) == 0 && codebooks_load(v->drives[0].fd, v->c, &err) != HR_OK)
             failed(v, &err);
     }
     while (s.at < s.bytes && next_block(&s, at_most(s.bytes - s.at))) {
@@ -412,6 +431,23 @@ static void check_unlisted(struct verify *v, const char *name)
     if (digest_find(&v->list, name) != NULL) return;
     fault(v, MANIFEST_LIST_NAME ": does not list %s", name);
     check_file(v, name);
+}
+
+/* The banks that lie on the other drives, each a whole copy. */
+static void check_copies(struct verify *v)
+{
+    for (v->drive = 1; v->drive < v->drive_count; v->drive++) {
+        const int fd = v->drives[v->drive].fd;
+        for (size_t i = 0; i < v->list.count; i++) {
+            const char *name = v->list.entries[i].name;
+            if (is_bank(v, name) && !file_missing_beneath(fd, name)) check_file(v, name);
+        }
+        for (uint32_t i = 0; v->c != NULL && i < v->c->bank_count; i++) {
+            const char *name = v->c->banks[i].file;
+            if (digest_find(&v->list, name) == NULL && !file_missing_beneath(fd, name)) check_file(v, name);
+        }
+    }
+    v->drive = 0;
 }
 
 static void check_all(struct verify *v)
@@ -438,7 +474,7 @@ static void read_manifest(struct verify *v, const char *path)
     void *text;
     size_t bytes;
     hr_error err = {0};
-    if (file_read_whole(v->dir_fd, MANIFEST_NAME, MANIFEST_MAX, NULL, &text, &bytes, &err) !=
+    if (file_read_whole(v->drives[0].fd, MANIFEST_NAME, MANIFEST_MAX, NULL, &text, &bytes, &err) !=
         HR_OK) {
         failed(v, &err);
         return;
@@ -447,36 +483,46 @@ static void read_manifest(struct verify *v, const char *path)
     mem_free(NULL, text, bytes);
 }
 
+/* Of all copies. */
 static uint64_t present_bytes(const struct verify *v, const char *name)
 {
-    int fd;
-    uint64_t n;
-    if (file_open_beneath(v->dir_fd, name, &fd, &n, NULL) != HR_OK) return 0;
-    close(fd);
-    return n;
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < (is_bank(v, name) ? v->drive_count : 1); i++) {
+        int fd;
+        uint64_t n;
+        if (file_open_beneath(v->drives[i].fd, name, &fd, &n, NULL) != HR_OK) continue;
+        close(fd);
+        sum += n;
+    }
+    return sum;
 }
 
-hr_status container_verify(const char *path, hr_verify_fn report, void *user, hr_error *err)
+static void check_container(struct verify *v, const char *path)
 {
-    struct verify v = {.report = report, .user = user};
     hr_error e = {0};
+    if (digest_list_read(v->drives[0].fd, NULL, &v->list, &e) != HR_OK) failed(v, &e);
+    read_manifest(v, path);
+    v->done = v->total = v->list.text_bytes;
+    for (size_t i = 0; i < v->list.count; i++) v->total += present_bytes(v, v->list.entries[i].name);
+    check_all(v);
+    check_copies(v);
+    container_close(v->c);
+    digest_list_free(&v->list);
+}
 
-    TRY(container_dir_open(path, &v.dir_fd, err));
-    v.block = mem_alloc(NULL, BLOCK);
-    if (v.block == NULL) {
-        close(v.dir_fd);
-        return fail(err, HR_ERR_MEMORY, "no memory to verify");
-    }
-    if (digest_list_read(v.dir_fd, NULL, &v.list, &e) != HR_OK) failed(&v, &e);
-    read_manifest(&v, path);
-    v.done = v.total = v.list.text_bytes;
-    for (size_t i = 0; i < v.list.count; i++) v.total += present_bytes(&v, v.list.entries[i].name);
-    check_all(&v);
-
-    container_close(v.c);
-    digest_list_free(&v.list);
+hr_status container_verify(const char *path, const char *const *drives, uint32_t count,
+                           hr_verify_fn report, void *user, hr_error *err)
+{
+    struct verify v = {.report = report, .user = user, .drive_count = 1};
+    TRY(container_dir_open(path, &v.drives[0].fd, err));
+    hr_status st = drive_dirs_open(drives, count, NULL, v.drives, &v.drive_count, err);
+    if (st == HR_OK && (v.block = mem_alloc(NULL, BLOCK)) == NULL)
+        st = fail(err, HR_ERR_MEMORY, "no memory to verify");
+    if (st == HR_OK) check_container(&v, path);
     mem_free(NULL, v.block, BLOCK);
-    close(v.dir_fd);
+    drive_dirs_close(v.drives, v.drive_count, NULL);
+    close(v.drives[0].fd);
+    if (st != HR_OK) return st;
     if (v.cause.code == HR_ERR_MEMORY) return fail(err, HR_ERR_MEMORY, "%s", v.cause.detail);
     if (v.stopped) return fail(err, HR_ERR_CANCELLED, "verification was stopped");
     if (v.cause.code == HR_ERR_IO)

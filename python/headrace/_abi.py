@@ -484,6 +484,8 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
         [c.c_char_p, c.c_size_t, c.POINTER(hr_model_params), c.POINTER(hr_plan_result), _error_p],
     ),
     "hr_verify": (c.c_int, [c.c_char_p, hr_verify_fn, c.c_void_p, _error_p]),
+    "hr_verify_drives": (c.c_int, [c.c_char_p, c.POINTER(c.c_char_p), _u32, hr_verify_fn, c.c_void_p,
+                                   _error_p]),
     "hr_tokenize": (c.c_int, [_model_p, c.c_char_p, c.c_size_t, _i32, _ids_p, c.c_size_t, _size_p, _error_p]),
     "hr_detokenize": (c.c_int, [_model_p, _ids_p, c.c_size_t, c.c_void_p, c.c_size_t, _size_p, _error_p]),
     "hr_session_create": (c.c_int, [_model_p, c.POINTER(_session_p), _error_p]),

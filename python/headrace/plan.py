@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
 from . import _abi
-from ._params import model_params, path_bytes
+from ._params import model_params, path_bytes, path_list
 from ._worker import Worker
 from .errors import from_status
 
@@ -120,7 +120,7 @@ def plan(path: str | os.PathLike[str], **params: Any) -> Plan:
 
 def plan_manifest(manifest: bytes, **params: Any) -> Plan:
     """The same for a container that does not exist yet, from the text of the manifest that it
-    would have; checksums in it may be any numbers."""
+    would have; checksums in it may be any numbers. `drives` need not exist either: they count."""
     lib = _abi.library()
     raw = _abi.hr_plan_result(size=ctypes.sizeof(_abi.hr_plan_result))
     error = _abi.hr_error()
@@ -132,21 +132,26 @@ def plan_manifest(manifest: bytes, **params: Any) -> Plan:
 
 
 def verify(path: str | os.PathLike[str],
-           on_progress: Callable[[int, int], object] | None = None) -> list[str]:
+           on_progress: Callable[[int, int], object] | None = None, *,
+           drives: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
     """Reads every byte of every file of a container and checks it.
 
     Args:
         path: the container directory.
         on_progress: called with (bytes done, bytes in all); returning False stops, and the
             faults found so far are returned.
+        drives: as of :class:`headrace.Model`; every copy of every bank is checked.
     Returns:
-        One text for each fault, naming file, layer, expert and offset; empty when all is well.
+        One text for each fault, naming file, layer, expert and offset (and the directory, of a
+        drive's copy); empty when all is well.
     Raises:
         HeadraceError: the container could not be read at all. An exception raised in
             `on_progress` and Ctrl-C arrive here as they are.
     """
     lib = _abi.library()
     where = path_bytes(path)
+    more = path_list(drives, "drives")
+    others = (ctypes.c_char_p * len(more))(*more)
     faults: list[str] = []
     stopped: list[bool] = []
 
@@ -165,7 +170,8 @@ def verify(path: str | os.PathLike[str],
                 return 1
 
         error = _abi.hr_error()
-        status = lib.hr_verify(where, _abi.hr_verify_fn(report), None, ctypes.byref(error))
+        status = lib.hr_verify_drives(where, others, len(others), _abi.hr_verify_fn(report), None,
+                                      ctypes.byref(error))
         if failures:
             raise failures[0]
         if status != _abi.HR_OK and not faults and not stopped:

@@ -40,6 +40,9 @@ def test_info_names_the_kernels(cpu, built, scored):
     out = json.loads(run([*EMULATOR, "-cpu", cpu, built / "headrace", "info", path, "--json"]))
     assert out["isa"][0] == CPUS[cpu] and out["isa"][-1] == "reference"
     assert out["model"]["isa"] == CPUS[cpu]
+    for name in out["isa"]:
+        out = json.loads(run([*EMULATOR, "-cpu", cpu, built / "headrace", "info", path, "--json", "--isa", name]))
+        assert out["model"]["isa"] == name
 
 
 @pytest.mark.parametrize("name", [row[0] for row in COVERING])

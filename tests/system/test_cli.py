@@ -152,6 +152,20 @@ def test_settings_change_nothing_in_the_result(headrace_cmd, model_dir):
         assert headrace_cmd.json(*base, *extra)["ids"] == want, extra
 
 
+def test_kernels_are_named_as_the_library_names_them(headrace_cmd, model_dir):
+    """Every name that the library gives, and no other: those are listed."""
+    names = headrace_cmd.json("info")["isa"]
+    assert names[-1] == "reference"
+    for name in names:
+        assert headrace_cmd.json("info", model_dir, "--isa", name)["model"]["isa"] == name
+    assert headrace_cmd.json("info", model_dir, "--isa", "auto")["model"]["isa"] == names[0]
+    for command in (("info", model_dir), ("plan", model_dir)):
+        done = headrace_cmd(*command, "--isa", "avx")
+        assert done.returncode == 2 and "give " + "|".join(["auto", *names]) in done.stderr.decode()
+    done = headrace_cmd("bench", "--kernels", "--isa", "avx")
+    assert done.returncode == 2 and "available: " + " ".join(names) in done.stderr.decode()
+
+
 def test_stop_strings(headrace_cmd, model_dir):
     free = headrace_cmd.json("run", model_dir, "-p", PROMPT, "-n", 20)
     stop = free["text"][8:12]

@@ -60,7 +60,7 @@ def verify(lib, path: Path) -> list[str]:
         return 0
 
     err = ffi.new("hr_error *")
-    code = C.container_verify(os.fsencode(path), report, ffi.NULL, err)
+    code = C.container_verify(os.fsencode(path), ffi.NULL, 0, report, ffi.NULL, err)
     assert code == (FORMAT if faults else OK)
     if faults:
         assert err.code == FORMAT and faults[0][0][:500] in ffi.string(err.detail).decode()
@@ -160,7 +160,7 @@ def test_an_unfinished_conversion(lib, copied) -> None:
     (copied / "conversion.log").write_text("")
     assert "conversion.log" in refused(lib, copied)
     ffi, C = lib
-    assert C.container_verify(os.fsencode(copied), ffi.NULL, ffi.NULL, ffi.NULL) == FORMAT
+    assert C.container_verify(os.fsencode(copied), ffi.NULL, 0, ffi.NULL, ffi.NULL, ffi.NULL) == FORMAT
     (copied / "conversion.log").unlink()
     (copied / "conversion.log").symlink_to("nowhere")
     assert "conversion.log" in refused(lib, copied)
@@ -609,13 +609,13 @@ def test_verify_can_be_stopped(lib, original) -> None:
         calls.append(done)
         return 1
 
-    assert C.container_verify(os.fsencode(original), stop, ffi.NULL, ffi.NULL) == CANCELLED
+    assert C.container_verify(os.fsencode(original), ffi.NULL, 0, stop, ffi.NULL, ffi.NULL) == CANCELLED
     assert len(calls) == 1
 
 
 def test_verify_of_nothing(lib, tmp_path) -> None:
     ffi, C = lib
     err = ffi.new("hr_error *")
-    assert C.container_verify(os.fsencode(tmp_path / "none"), ffi.NULL, ffi.NULL, err) == IO
+    assert C.container_verify(os.fsencode(tmp_path / "none"), ffi.NULL, 0, ffi.NULL, ffi.NULL, err) == IO
     (tmp_path / "empty").mkdir()
     assert len(verify(lib, tmp_path / "empty")) >= 2
