@@ -68,10 +68,7 @@ left_out=$(for test in system/test_convert system/test_convert_faults system/tes
     system/test_bench system/test_determinism system/test_cases_conversion \
     system/test_hostile_checkpoints system/test_convert_injection system/test_quality_order \
     system/test_paired system/test_synth system/test_plan_checkpoint system/test_requantised \
-    system/test_simulate system/test_doctor system/test_memory_limits system/test_engine_injection \
-    system/test_concurrency system/test_drives system/test_read_ahead system/test_trace \
-    system/test_hostile_files system/test_cases_calls system/test_cases_files \
-    system/test_cases_machine system/test_cases_text unit/test_decoders oracle/test_reference_model; do
+    system/test_simulate system/test_doctor unit/test_decoders oracle/test_reference_model; do
     echo "--ignore=tests/$test.py"
 done; echo --ignore=tests/platforms)
 address_suite() {

@@ -187,6 +187,7 @@ def edit(path: tuple, value: object):
     return change
 
 
+@pytest.mark.plain_build  # under limits that a checker breaks by itself
 @pytest.mark.parametrize("path, value, word", [
     (("model",), ..., "model"), (("trunk", "tensors", 0, "shape"), ..., "shape"), (("model", "layers"), [], "layers"),
     (("model", "layers"), [{"mixer": 0, "ffn": 0}] * 100000, "layers"),

@@ -47,6 +47,7 @@ def command(headrace_bin: Path, model: Path) -> list[str]:
             "256", "--max-tokens", "40", "--threads", "2"]
 
 
+@pytest.mark.plain_build  # in a few megabytes, which a checker adds to
 def test_two_processes_on_one_container(headrace_bin, model_dir):
     """Three at once, one of them killed: the other two say what one says alone."""
     alone = subprocess.run(command(headrace_bin, model_dir), capture_output=True, text=True, check=True)

@@ -47,6 +47,7 @@ def test_routes_are_those_of_the_engine(recorded, headrace, model_dir) -> None:
                     "top_k": info.top_k, "record_bytes": info.record_bytes}
 
 
+@pytest.mark.plain_build  # in a few megabytes, which a checker adds to
 def test_chunk_and_memory_change_nothing(recorded, headrace_bin, model_dir, tmp_path) -> None:
     path = tmp_path / "trace.jsonl"
     done = trace(headrace_bin, model_dir, "-f", "-", "-o", path, "--chunk", 3, "--ram", "12MiB",
