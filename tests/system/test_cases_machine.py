@@ -91,7 +91,6 @@ def trunk_state(headrace, model_dir, tmp_path_factory):
     path = Path(shutil.copytree(model_dir, place / "model"))
     for file in path.iterdir():
         file.chmod(0o644)
-    open_to_all(path)
     result = place / "result"
     result.touch()
     result.chmod(0o666)
@@ -108,6 +107,7 @@ def trunk_state(headrace, model_dir, tmp_path_factory):
                 out["error"] = str(error)
             result.write_text(json.dumps(out | {"closed": locked()}))
 
+        open_to_all(path)  # each time: pytest closes its directory whenever another run begins
         wrong = as_nobody(work)
         if "maximum limit" in wrong:
             pytest.skip("this system lets nobody lock so much")

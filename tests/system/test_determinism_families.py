@@ -28,9 +28,9 @@ def test_same_bits(name, codec, tmp_path, headrace):
     isas = available_isas(headrace, path)
     best = isas[-1]
     plain = {"direct": False, "shuffle_reads": 0, "cache_policy": "auto", "verify": "first",
-             "read_ahead": "off"}
+             "read_ahead": "off", "usage": False, "lock": "auto"}
     other = {"direct": True, "shuffle_reads": 12345, "cache_policy": "lfu", "verify": "always",
-             "read_ahead": 4}
+             "read_ahead": 4, "usage": False, "lock": "off"}
     rows = [{"isa": isa, "threads": 2, "chunk": 64, "ram": "all", **plain} for isa in isas]
     rows += [
         {"isa": "reference", "threads": 1, "chunk": 1, "ram": "floor", **plain,
@@ -38,5 +38,5 @@ def test_same_bits(name, codec, tmp_path, headrace):
         {"isa": best, "threads": 3, "chunk": 7, "ram": "floor", **plain},
         {"isa": best, "threads": 1, "chunk": 44, "ram": "quarter", **other},
     ]
-    found = {digest(headrace, path, ids, row) for row in rows}
+    found = {digest(headrace, path, ids, row, tmp_path / "usage") for row in rows}
     assert len(found) == 1, f"{len(found)} different results"
