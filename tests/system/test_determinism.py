@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 VALIDATION = Path(__file__).resolve().parents[2] / "models" / "val.txt"
-TOKENS = 200
+TOKENS = 100
 
 AXES = {
     "isa": ["reference", "avx2", "avx512", "neon"],
