@@ -142,7 +142,7 @@ def test_a_drive_that_serves_one_at_a_time_needs_no_depth(lib, probe, data) -> N
     with reads(lib, serial):
         found = probe.file(data, seconds=0.8)
     rates = [found.rate[i].bytes_per_second for i in range(4)]
-    assert max(rates) < 1.6 * min(rates)
+    assert max(rates) < 2.5 * min(rates), "eight at once would give eight times as much"
     assert found.rate[3].seconds_per_read > 3 * found.rate[0].seconds_per_read
 
 
