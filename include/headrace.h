@@ -150,7 +150,8 @@ HR_API hr_status hr_model_set_ram(hr_model *model, uint64_t ram, hr_error *err);
 
 /* Writes how often each expert was used (formats/usage.md), on top of the counts that the model was
  * opened with; what lies long back counts less and less. Temporary file, fsync, rename; mode 0600:
- * whatever happens, `path` holds the old file or the new one. Any thread, at any moment. */
+ * whatever happens, `path` holds the old file or the new one; of several that write it each waits for its
+ * turn. Any thread, at any moment. */
 HR_API hr_status hr_model_save_usage(hr_model *model, const char *path, hr_error *err);
 
 typedef struct hr_model_info {
@@ -225,7 +226,8 @@ typedef int32_t (*hr_verify_fn)(void *user, int32_t fault, const char *text,
                                 uint64_t done, uint64_t total);
 HR_API hr_status hr_verify(const char *path, hr_verify_fn report, void *user, hr_error *err);
 /* The same with the drives of hr_model_params: every copy of every bank is checked. A fault of one begins
- * with its directory; a bank that the container's own lacks is none when a drive has it. */
+ * with its directory. A bank that the container's own lacks is no fault when a drive has it; a drive without
+ * any bank is one. */
 HR_API hr_status hr_verify_drives(const char *path, const char *const *drives, uint32_t drive_count,
                                   hr_verify_fn report, void *user, hr_error *err);
 
@@ -265,8 +267,8 @@ enum { HR_LOGITS_NONE = 0, HR_LOGITS_LAST = 1, HR_LOGITS_ALL = 2 };
 
 /* Appends n ids and evaluates them. `logits` receives float32 [vocab_size] (LAST),
  * [n][vocab_size] (ALL) or nothing (NONE; may be NULL). HR_ERR_USAGE for an id
- * outside the vocabulary, HR_ERR_CONTEXT when position + n > ctx: both leave the
- * session untouched. Any other error poisons the session: the next eval returns
+ * outside the vocabulary, HR_ERR_CONTEXT when position + n (and a token that hr_generate
+ * left) > ctx: both leave the session untouched. Any other error poisons the session: the next eval returns
  * HR_ERR_USAGE until hr_session_reset or a successful hr_session_load. */
 HR_API hr_status hr_eval(hr_session *session, const int32_t *ids, size_t n, int32_t which,
                          float *logits, hr_error *err);
@@ -279,9 +281,10 @@ HR_API void hr_cancel(hr_session *session);
 /* Routed experts of the last hr_eval call, for tests and traces: for every MoE
  * layer (in layer order) and token, top_k ids in rank order (score descending, id
  * ascending) and their mixing weights. Must be switched on before, with the most tokens
- * that a call will have: that room is taken from `ram` here (HR_ERR_MEMORY when it lacks it) and
- * given back by 0. A call with more is HR_ERR_USAGE and evaluates nothing. `ids` and `weights`
- * are [moe_layers][n][top_k]; rows keep layers' own top_k in front and -1 behind. HR_ERR_USAGE when n is not the last call's token count. */
+ * that a call will have: that room is taken from `ram` here (HR_ERR_MEMORY when it lacks it; nothing is
+ * recorded then) and given back by 0. hr_eval and hr_generate with more are HR_ERR_USAGE and evaluate
+ * nothing. `ids` and `weights` are [moe_layers][n][top_k]; rows keep layers' own top_k in front and -1
+ * behind. HR_ERR_USAGE when n is not the last call's token count. */
 HR_API hr_status hr_session_record_routes(hr_session *session, uint32_t tokens, hr_error *err);
 HR_API hr_status hr_session_routes(const hr_session *session, size_t n, int32_t *ids,
                                    float *weights, hr_error *err);

@@ -230,6 +230,7 @@ hr_status hr_eval(hr_session *session, const int32_t *ids, size_t n, int32_t whi
     session_cancel_clear(s);
     const int32_t pending = s->pending;
     if (pending >= 0 && !s->poisoned) {
+        TRY(session_check(s, ids, n, which, logits, err));
         if (n + 1 > s->model->plan.ctx - s->position)
             return fail(err, HR_ERR_CONTEXT, "%zu tokens are needed (one is pending) and %u available",
                         n + 1, s->model->plan.ctx - s->position);

@@ -7,8 +7,9 @@ static void print_info(const hr_model_info *m)
     char bytes[32];
     printf("name            %s\n", m->name);
     printf("kernels         %s, %u threads\n", m->isa, m->threads);
-    printf("reading         %s, %u at once from each of %u drives\n", m->io_mode, m->io_threads,
-           m->drives);
+    printf("reading         %s, %u at once", m->io_mode, m->io_threads);
+    if (m->drives > 1) printf(" from each of %u drives", m->drives);
+    printf("\n");
     printf("context         %u of %u tokens, chunk %u\n", m->ctx, m->max_position, m->chunk);
     printf("layers          %u, %u with experts (%u, %u for each token)\n", m->layers,
            m->moe_layers, m->experts, m->top_k);

@@ -125,7 +125,7 @@ static hr_status check_prompt(const struct session *s, const int32_t *ids, size_
         return fail(err, HR_ERR_USAGE,
                     "the prompt is empty and the session holds no logits to sample from: give at "
                     "least one token");
-    return HR_OK;
+    return n > 0 ? session_check(s, ids, n, HR_LOGITS_LAST, NULL, err) : HR_OK;
 }
 
 static bool is_listed(int32_t id, const int32_t *list, size_t n)

@@ -231,8 +231,8 @@ static hr_status eval_chunks(struct session *s, const int32_t *ids, uint32_t n, 
     return HR_OK;
 }
 
-static hr_status check_call(const struct session *s, const int32_t *ids, size_t n, int32_t which,
-                            const float *logits, hr_error *err)
+hr_status session_check(const struct session *s, const int32_t *ids, size_t n, int32_t which,
+                        const float *logits, hr_error *err)
 {
     const struct model *m = s->model;
     if (s->poisoned)
@@ -259,7 +259,7 @@ hr_status session_eval(struct session *s, const int32_t *ids, size_t n, int32_t 
                        float *logits, hr_error *err)
 {
     struct model *m = s->model;
-    TRY(check_call(s, ids, n, which, logits, err));
+    TRY(session_check(s, ids, n, which, logits, err));
     if (s->route_room) s->route_tokens = (uint32_t)n;
     const double start = clock_seconds();
     const uint64_t mode = float_mode_enter();

@@ -45,6 +45,9 @@ hr_status session_fork(const struct session *s, struct session **out, hr_error *
  * kept in s->logits unless which is HR_LOGITS_NONE. */
 hr_status session_eval(struct session *s, const int32_t *ids, size_t n, int32_t which,
                        float *logits, hr_error *err);
+/* Everything for which session_eval refuses a call and leaves the session untouched. */
+hr_status session_check(const struct session *s, const int32_t *ids, size_t n, int32_t which,
+                        const float *logits, hr_error *err);
 hr_status session_record_routes(struct session *s, uint32_t tokens, hr_error *err);
 hr_status session_tap_guesses(struct session *s, hr_guess_fn fn, void *user, hr_error *err);
 

@@ -130,12 +130,13 @@ static hr_status run_all(struct replay *r, const int32_t *ids, size_t tokens, ui
     const struct replay_setup *s = r->s;
     struct cache_stats start = {0}, end;
     struct replay_time warm = r->time;
+    const size_t warm_up = s->warm_up < tokens ? s->warm_up : tokens;
     for (size_t at = 0; at < tokens;) {
         const size_t left = at < s->prefill ? s->prefill - at : 1;
         size_t n = at < s->prefill ? (left < s->chunk ? left : s->chunk) : 1;
         if (n > tokens - at) n = tokens - at;
-        const bool counts = at >= s->warm_up;
-        if (!counts && at + n >= s->warm_up) { /* the count begins behind this chunk */
+        const bool counts = at >= warm_up;
+        if (!counts && at + n >= warm_up) { /* the count begins behind this chunk */
             TRY(run_chunk(r, ids, at, (uint32_t)n, NULL, err));
             expert_cache_stats(r->cache, &start);
             warm = r->time;

@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -78,6 +79,42 @@ static hr_status sync_directory(const char *path, hr_error *err)
     return st;
 }
 
+/* One writer of a path at a time, of whatever process: who has NAME.partial locked. `mine` says whether
+ * the file still has that name; who had it before has renamed or removed it. File systems that
+ * cannot lock do without. */
+static hr_status take_turn(struct saved_file *f, bool *mine, hr_error *err)
+{
+    struct stat own, named;
+    int rc;
+    do rc = flock(f->fd, LOCK_EX);
+    while (rc != 0 && errno == EINTR);
+    if (fstat(f->fd, &own) != 0) return io_failed(f, "stat", err);
+    *mine = stat(f->path, &named) == 0 && named.st_dev == own.st_dev && named.st_ino == own.st_ino;
+    if (!*mine) return HR_OK;
+    if (!S_ISREG(own.st_mode)) {
+        *mine = false;
+        return fail(err, HR_ERR_IO, "%s: not a regular file", f->path);
+    }
+    do rc = ftruncate(f->fd, 0);
+    while (rc != 0 && errno == EINTR);
+    return rc == 0 ? HR_OK : io_failed(f, "cut", err);
+}
+
+static hr_status open_partial(const char *partial, struct saved_file *f, hr_error *err)
+{
+    for (bool mine = false; !mine;) {
+        /* O_NONBLOCK: a fifo of that name must not block. */
+        *f = (struct saved_file){
+            open_again(partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0600), partial, 0};
+        if (f->fd < 0) return refused(partial, "create", err);
+        const hr_status st = take_turn(f, &mine, err);
+        if (st != HR_OK && mine) unlink(partial);
+        if (st != HR_OK || !mine) close(f->fd);
+        if (st != HR_OK) return st;
+    }
+    return HR_OK;
+}
+
 hr_status saved_replace(const char *path, struct mem_budget *b, saved_body_fn body, void *user,
                         hr_error *err)
 {
@@ -85,20 +122,15 @@ hr_status saved_replace(const char *path, struct mem_budget *b, saved_body_fn bo
     char *partial = mem_alloc(b, n);
     if (!partial) return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes", n);
     snprintf(partial, n, "%s.partial", path);
-    struct saved_file f = {open_again(partial, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600),
-                           partial, 0};
-    hr_status st = HR_OK;
-    if (f.fd < 0) {
-        st = refused(partial, "create", err);
-    } else {
+    struct saved_file f;
+    hr_status st = open_partial(partial, &f, err);
+    if (st == HR_OK) {
         st = body(user, &f, err);
         if (st == HR_OK && sync_again(f.fd) != 0) st = io_failed(&f, "sync", err);
-        if (close(f.fd) != 0 && errno != EINTR && st == HR_OK) st = io_failed(&f, "close", err);
         if (st == HR_OK && rename(partial, path) != 0) st = refused(partial, "rename", err);
-        if (st != HR_OK)
-            unlink(partial);
-        else
-            st = sync_directory(path, err);
+        if (st != HR_OK) unlink(partial);
+        close(f.fd); /* ends the turn; what was synced cannot fail any more */
+        if (st == HR_OK) st = sync_directory(path, err);
     }
     mem_free(b, partial, n);
     return st;

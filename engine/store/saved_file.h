@@ -19,7 +19,7 @@ hr_status saved_write(struct saved_file *f, const void *data, size_t n, hr_error
 hr_status saved_read(struct saved_file *f, void *data, size_t n, hr_error *err);
 
 /* Replaces `path` by what `body` writes, or leaves it as it was: NAME.partial, synced, renamed, the
- * directory synced; mode 0600. b pays for the name. */
+ * directory synced; mode 0600. Others that replace it meanwhile wait. b pays for the name. */
 typedef hr_status (*saved_body_fn)(void *user, struct saved_file *f, hr_error *err);
 hr_status saved_replace(const char *path, struct mem_budget *b, saved_body_fn body, void *user,
                         hr_error *err);

@@ -433,19 +433,25 @@ static void check_unlisted(struct verify *v, const char *name)
     check_file(v, name);
 }
 
-/* The banks that lie on the other drives, each a whole copy. */
+/* A bank of the drive at hand; false when that has none of the name. */
+static bool check_copy(struct verify *v, const char *name)
+{
+    if (!is_bank(v, name) || file_missing_beneath(v->drives[v->drive].fd, name)) return false;
+    check_file(v, name);
+    return true;
+}
+
+/* The banks that lie on the other drives, each a whole copy. Who names a drive without any has most
+ * likely named another directory. */
 static void check_copies(struct verify *v)
 {
+    const struct container *c = v->c;
     for (v->drive = 1; v->drive < v->drive_count; v->drive++) {
-        const int fd = v->drives[v->drive].fd;
-        for (size_t i = 0; i < v->list.count; i++) {
-            const char *name = v->list.entries[i].name;
-            if (is_bank(v, name) && !file_missing_beneath(fd, name)) check_file(v, name);
-        }
-        for (uint32_t i = 0; v->c != NULL && i < v->c->bank_count; i++) {
-            const char *name = v->c->banks[i].file;
-            if (digest_find(&v->list, name) == NULL && !file_missing_beneath(fd, name)) check_file(v, name);
-        }
+        uint32_t copies = 0;
+        for (size_t i = 0; i < v->list.count; i++) copies += check_copy(v, v->list.entries[i].name);
+        for (uint32_t i = 0; c != NULL && i < c->bank_count; i++)
+            if (digest_find(&v->list, c->banks[i].file) == NULL) copies += check_copy(v, c->banks[i].file);
+        if (copies == 0 && c != NULL && c->bank_count > 0) fault(v, "experts-*.bin: none lies there");
     }
     v->drive = 0;
 }

@@ -1,5 +1,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
+#include <sys/file.h>
 
 #include "windows/winapi.h"
 #include <winternl.h>
@@ -207,6 +208,13 @@ int posix_fsync(int fd)
         return -1;
     }
     return FlushFileBuffers(handle_of(fd)) ? 0 : failed();
+}
+
+int flock(int fd, int how)
+{
+    OVERLAPPED first = {0};
+    (void)how;
+    return LockFileEx(handle_of(fd), LOCKFILE_EXCLUSIVE_LOCK, 0, MAXDWORD, MAXDWORD, &first) ? 0 : failed();
 }
 
 int posix_rename(const char *from, const char *to)

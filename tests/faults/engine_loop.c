@@ -16,7 +16,7 @@
 
 #define MEMORY_CALLS "malloc,mmap,mprotect,thread"
 #define READ_CALLS "pread,read,open,stat"
-#define SAVE_CALLS "write,fsync,rename,create,open,close"
+#define SAVE_CALLS "write,truncate,fsync,rename,create,open,close"
 
 struct campaign {
     const char *name, *calls, *action;
@@ -56,7 +56,7 @@ static const struct file_campaign file_campaigns[] = {
     {"save: EIO for good", SAVE_CALLS, "errno:5", 0, 0, EIO, false, false, false, false},
     {"save: disk full", "write,fsync,rename,create", "full", 0, 0, ENOSPC, false, false, false, false},
     {"save: short writes", "write", "short", 0, 0, 0, false, false, true, false},
-    {"save: EINTR storm", "write,fsync,create,open,close", "errno:4", 9, 10, 0, false, false, true, false},
+    {"save: EINTR storm", "write,truncate,fsync,create,open,close", "errno:4", 9, 10, 0, false, false, true, false},
     {"save: kill", SAVE_CALLS, "kill", 1, 0, 0, false, true, false, false},
     {"save: torn write, then kill", "write", "torn", 1, 0, 0, false, true, false, false},
     {"save: power cut", SAVE_CALLS, "power", 1, 0, 0, false, true, false, false},
@@ -71,7 +71,7 @@ static const struct file_campaign file_campaigns[] = {
     {"usage: EIO for good", SAVE_CALLS, "errno:5", 0, 0, EIO, false, false, false, true},
     {"usage: disk full", "write,fsync,rename,create", "full", 0, 0, ENOSPC, false, false, false, true},
     {"usage: short writes", "write", "short", 0, 0, 0, false, false, true, true},
-    {"usage: EINTR storm", "write,fsync,create,open,close", "errno:4", 9, 10, 0, false, false, true, true},
+    {"usage: EINTR storm", "write,truncate,fsync,create,open,close", "errno:4", 9, 10, 0, false, false, true, true},
     {"usage: kill", SAVE_CALLS, "kill", 1, 0, 0, false, true, false, true},
     {"usage: torn write, then kill", "write", "torn", 1, 0, 0, false, true, false, true},
     {"usage: power cut", SAVE_CALLS, "power", 1, 0, 0, false, true, false, true},

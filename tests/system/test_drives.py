@@ -105,6 +105,8 @@ def test_every_copy_is_verified(headrace, headrace_bin, model_dir, tmp_path) -> 
     found = verify(other, mirror)
     assert found.returncode == 3 and f"{moved.name}: missing" in found.stdout
     assert verify(tmp_path / "absent").returncode == 5
+    found = verify(other)
+    assert found.returncode == 3 and f"{other}/experts-*.bin: none lies there" in found.stdout
     assert subprocess.run([headrace_bin, "verify", container, "--drive"], capture_output=True).returncode == 2
 
 

@@ -357,6 +357,33 @@ def test_eval_after_generate_evaluates_the_waiting_token(api):
     assert np.array_equal(api.reset().eval(ids), after)
 
 
+@pytest.mark.parametrize(("ids", "status"), [([5, 1 << 30], USAGE), ([], USAGE), ([5] * CTX, CONTEXT)])
+def test_a_refused_eval_leaves_the_waiting_token(api, ids, status):
+    """hr_eval is refused before it evaluates the token that the last generation reported."""
+    done = api.reset().generate("The", max_tokens=4)
+    before = api.position
+    assert api.c.hr_eval(api.session, api.ffi.new("int32_t[]", ids), len(ids), LAST, api.ffi.NULL,
+                         api.err) == status
+    assert api.position == before
+    after = api.eval([9])
+    assert np.array_equal(after, api.reset().eval(api.tokenize("The") + done.ids + [9]))
+
+
+def test_routes_without_room_evaluate_nothing(api):
+    api.reset().generate("The", max_tokens=2)
+    before = api.position
+    assert api.c.hr_session_record_routes(api.session, 2, api.err) == OK
+    try:
+        prompt = api.ffi.new("int32_t[]", [5, 6, 7])
+        for status in (api.c.hr_eval(api.session, prompt, 3, LAST, api.ffi.NULL, api.err),
+                       api.c.hr_generate(api.session, prompt, 3, api.ffi.NULL, api.ffi.NULL,
+                                         api.ffi.NULL, api.ffi.NULL, api.err)):
+            assert status == USAGE and "room was taken for 2" in api.detail
+            assert api.position == before
+    finally:
+        api.c.hr_session_record_routes(api.session, 0, api.err)
+
+
 def test_statistics_are_of_this_generation(api):
     ids = api.tokenize(PROMPT)
     for _ in range(2):

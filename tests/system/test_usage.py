@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import struct
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -103,6 +106,37 @@ def test_refused_before_anything_is_loaded(container, headrace, tmp_path):
     (broken / "trunk.bin").write_bytes(trunk)
     with pytest.raises(headrace.FormatError, match="another container"):
         headrace.Model(broken, ctx=32, usage=tmp_path / "usage")
+
+
+def test_writers_of_one_file_take_turns(container, headrace, tmp_path):
+    """What another one has begun stays whole, and appears before what waited for it."""
+    file, partial = tmp_path / "usage", tmp_path / "usage.partial"
+    with headrace.Model(container, ctx=64) as model:
+        model.logits(PROMPT)
+        saver = threading.Thread(target=model.save_usage, args=(file,))
+        with partial.open("wb") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            other.write(b"theirs" * 1000)
+            other.flush()
+            saver.start()
+            saver.join(0.3)
+            assert saver.is_alive() and partial.read_bytes() == b"theirs" * 1000
+            partial.rename(file)
+        saver.join(10)
+    assert tokens(file) == len(PROMPT) and not partial.exists()
+
+
+def test_what_a_killed_writer_left_is_no_hindrance(container, headrace, tmp_path):
+    file, partial = tmp_path / "usage", tmp_path / "usage.partial"
+    partial.write_bytes(b"half" * 1000)
+    with headrace.Model(container, ctx=64) as model:
+        model.logits(PROMPT)
+        model.save_usage(file)
+        assert not partial.exists()
+        os.mkfifo(partial)
+        with pytest.raises(headrace.HeadraceIOError, match="usage.partial: cannot create"):
+            model.save_usage(file)
+    headrace.Model(container, ctx=64, usage=file).close()
 
 
 # ---- the command ----

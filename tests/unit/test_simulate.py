@@ -206,6 +206,13 @@ def test_seconds_are_those_of_counted_single_tokens(headrace, routes) -> None:
     assert faster.seconds < part.seconds and faster.misses == part.misses
 
 
+@pytest.mark.parametrize("prefill", [0, TOKENS])
+def test_a_warm_up_beyond_the_last_token_counts_nothing(headrace, routes, prefill: int) -> None:
+    found = headrace.simulate(routes, 15, experts=EXPERTS, warm_up=TOKENS + 5, prefill=prefill, chunk=16,
+                              guesses=routes, read_ahead=2, pace=headrace.Pace(read=1e-3))
+    assert found == headrace.Simulation(0, 0, 0, 0, 0, (0,) * (TOP_K + 1))
+
+
 @pytest.mark.parametrize("change, text", [
     (dict(read_ahead=3), "as many guesses are needed, and there are 2"),
     (dict(guesses=None), "there are 0"), (dict(read_ahead=65), "out of range"),
