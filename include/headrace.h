@@ -151,7 +151,7 @@ HR_API hr_status hr_model_set_ram(hr_model *model, uint64_t ram, hr_error *err);
 /* Writes how often each expert was used (formats/usage.md), on top of the counts that the model was
  * opened with; what lies long back counts less and less. Temporary file, fsync, rename; mode 0600:
  * whatever happens, `path` holds the old file or the new one; of several that write it each waits for its
- * turn. Any thread, at any moment. */
+ * turn. HR_ERR_IO where `path` is a device, a pipe or a directory. Any thread, at any moment. */
 HR_API hr_status hr_model_save_usage(hr_model *model, const char *path, hr_error *err);
 
 typedef struct hr_model_info {
@@ -254,7 +254,7 @@ HR_API void hr_session_free(hr_session *session); /* NULL is allowed */
 HR_API void hr_session_reset(hr_session *session);
 /* Tokens evaluated so far. */
 HR_API uint32_t hr_session_position(const hr_session *session);
-/* Writes the whole state to `path` (temporary file, fsync, rename; mode 0600). */
+/* Writes the whole state to `path`, as hr_model_save_usage writes its file. */
 HR_API hr_status hr_session_save(const hr_session *session, const char *path, hr_error *err);
 /* Replaces the state by the saved one. On any error (missing, damaged, from
  * another container, too long for ctx) the session is exactly as before; only a drive
@@ -345,7 +345,8 @@ typedef struct hr_token {
 } hr_token;
 
 /* Called on the caller's thread after each token; return 0 to go on, anything else
- * to stop (HR_FINISH_CANCELLED). The pointers live until it returns. */
+ * to stop (HR_FINISH_CANCELLED). The pointers live until it returns. It must not evaluate,
+ * generate, reset, load or free its own session. */
 typedef int32_t (*hr_token_fn)(void *user, const hr_token *token);
 
 enum {

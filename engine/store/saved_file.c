@@ -119,6 +119,9 @@ hr_status saved_replace(const char *path, struct mem_budget *b, saved_body_fn bo
                         hr_error *err)
 {
     const size_t n = strlen(path) + sizeof ".partial";
+    struct stat there;
+    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode)) /* such as /dev/null */
+        return fail(err, HR_ERR_IO, "%s: not a regular file", path);
     char *partial = mem_alloc(b, n);
     if (!partial) return fail(err, HR_ERR_MEMORY, "cannot allocate %zu bytes", n);
     snprintf(partial, n, "%s.partial", path);

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from containers import make_container
 from headrace_tools.simulate import cli
 from headrace_tools.simulate.trace import read_trace
 
@@ -191,7 +192,7 @@ def test_a_trace_without_guesses_cannot_be_read_ahead(capsys, trace, tmp_path) -
     (["--read-ahead", "65"], 2, "ranks of a token"), (["--read-ahead", "x"], 2, "ranks of a token"),
     (["--ram", "1GiB"], 2, "--model"), (["--cache", "x"], 2, "working sets"),
     (["--policy", "fifo"], 2, "choose from"), (["--bandwidth", "fast"], 2, "bytes a second"),
-    (["--warm-up", "1"], 2, "share")])
+    (["--warm-up", "1"], 2, "share"), (["--record-bytes", "-5"], 2, "number of bytes")])
 def test_usage(headrace, capsys, trace, args: list[str], code: int, text: str) -> None:
     found, out, err = simulate(capsys, trace, *args)
     assert found == code and text in err and out == ""
@@ -204,3 +205,11 @@ def test_faults(headrace, capsys, tmp_path, trace) -> None:
     assert code == 3 and "line 1" in err
     code, _, err = simulate(capsys, trace, "--model", tmp_path / "absent")
     assert code == 5 and "absent" in err
+
+
+def test_models_that_cannot_be_meant(headrace, capsys, tmp_path, trace, model_dir) -> None:
+    code, out, err = simulate(capsys, trace, "--model", model_dir, "--ram", "64MiB,1MiB")
+    assert code == 4 and out == "" and f"--ram 1MiB: below the floor of {model_dir}" in err
+    make_container(tmp_path / "other", layers=3, experts=8, top_k=3, tokenizer=None)
+    code, out, err = simulate(capsys, trace, "--model", tmp_path / "other", "--cache", "1")
+    assert code == 3 and out == "" and "8 layers of 32 experts, 4 of a token" in err and "has 3, 8 and 3" in err

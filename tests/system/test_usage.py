@@ -133,9 +133,13 @@ def test_what_a_killed_writer_left_is_no_hindrance(container, headrace, tmp_path
         model.logits(PROMPT)
         model.save_usage(file)
         assert not partial.exists()
-        os.mkfifo(partial)
+        partial.mkdir()
         with pytest.raises(headrace.HeadraceIOError, match="usage.partial: cannot create"):
             model.save_usage(file)
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(headrace.HeadraceIOError, match="pipe: not a regular file"):
+            model.save_usage(tmp_path / "pipe")
+        assert (tmp_path / "pipe").is_fifo(), "devices and pipes are not replaced"
     headrace.Model(container, ctx=64, usage=file).close()
 
 

@@ -14,7 +14,7 @@ from .. import __version__
 from .belady import belady
 from .trace import Trace, TraceError, read_trace
 
-EXIT_USAGE, EXIT_BAD_INPUT, EXIT_IO = 2, 3, 5
+EXIT_USAGE, EXIT_BAD_INPUT, EXIT_MEMORY, EXIT_IO = 2, 3, 4, 5
 ENGINE_POLICIES = ("auto", "lru", "lfu")
 POLICIES = (*ENGINE_POLICIES, "belady")
 _EPILOG = """Policies are the engine's own, run by its library; belady knows the future and is what no
@@ -27,7 +27,7 @@ layer: a layer takes its arithmetic or its reads, whichever is longer, and the d
 read ahead while the layer computes (docs/performance.md). Misses include what was read ahead and used;
 with --cache the buffers of 2N experts come on top, with --ram they are taken from it.
 
-exit codes: 0 ok, 2 usage, 3 bad trace, 5 I/O, 130 interrupted."""
+exit codes: 0 ok, 2 usage, 3 bad trace, 4 the model does not fit, 5 I/O, 130 interrupted."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,12 @@ def _share(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of bytes")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headrace-simulate",
@@ -131,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="of the tokens at the start that fill the cache uncounted (default 0.25)")
     parser.add_argument("--model", metavar="CONTAINER", type=Path,
                         help="the container: sizes of experts, and with --ram a forecast")
-    parser.add_argument("--record-bytes", metavar="N", type=int, default=0,
+    parser.add_argument("--record-bytes", metavar="N", type=_count, default=0,
                         help="bytes of an expert, when neither trace nor container says")
     parser.add_argument("--bandwidth", metavar="RATE", type=_rate,
                         help="of the drive, such as 3.2GB: the tokens per second that it allows")
@@ -157,7 +163,10 @@ class _Forecaster:
             for width in args.read_ahead or [None]:
                 ahead = "auto" if width is None else width or "off"
                 for ram in args.ram:
-                    self.plans[ram, width] = headrace.plan(args.model, ram=ram, read_ahead=ahead)
+                    self.plans[ram, width] = plan = headrace.plan(args.model, ram=ram, read_ahead=ahead)
+                    if not plan.fits:
+                        raise headrace.HeadraceMemoryError(
+                            f"--ram {ram}: below the floor of {args.model}, {plan.floor} bytes")
             if self.bandwidth is None:
                 plan = next(iter(self.plans.values()))
                 self.probe = headrace.probe(args.model, plan, disk_seconds=args.seconds)
@@ -194,11 +203,21 @@ class _Forecaster:
         return headrace.Pace(record / rate, (compute - experts) / layers, experts / layers / top_k, depth)
 
 
+def _record_bytes(trace: Trace, args: argparse.Namespace) -> int:
+    """Of an expert; raises TraceError when the model's experts are not those of the trace."""
+    if args.model is None:
+        return args.record_bytes or trace.record_bytes
+    plan = headrace.plan(args.model)
+    layers, top_k = trace.routes.shape[1:]
+    if (layers, top_k) != (plan.moe_layers, plan.top_k) or trace.experts > plan.experts:
+        raise TraceError(f"the trace is of {layers} layers of {trace.experts} experts, {top_k} of a token, and "
+                         f"{args.model} has {plan.moe_layers}, {plan.experts} and {plan.top_k}")
+    return args.record_bytes or plan.record_bytes
+
+
 def _rows(trace: Trace, args: argparse.Namespace) -> list[Row]:
+    record = _record_bytes(trace, args)
     forecaster = _Forecaster(args)
-    record = args.record_bytes or trace.record_bytes
-    if args.model is not None and not args.record_bytes:
-        record = headrace.plan(args.model).record_bytes
     warm_up = int(args.warm_up * trace.routes.shape[0])
     widths = args.read_ahead or [None]
     ranks = _ranks(trace, max(args.read_ahead or [0]))
@@ -303,7 +322,8 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_USAGE
     except headrace.HeadraceError as error:
         print(f"headrace-simulate: {error}", file=sys.stderr)
-        return EXIT_IO if isinstance(error, headrace.HeadraceIOError) else EXIT_BAD_INPUT
+        codes = {headrace.HeadraceIOError: EXIT_IO, headrace.HeadraceMemoryError: EXIT_MEMORY}
+        return codes.get(type(error), EXIT_BAD_INPUT)
     except OSError as error:
         print(f"headrace-simulate: {error.filename or args.trace}: {error.strerror}", file=sys.stderr)
         return EXIT_IO
