@@ -553,7 +553,7 @@ typedef struct hr_probe_params {
     char expert_codec[16], trunk_codec[16]; /* "" or "none": not measured */
     char other_codec[16];   /* experts in another codec beside; "": none */
     uint32_t expert_width, expert_inner, top_k, trunk_rows, trunk_cols;
-    uint32_t expert_activations; /* 22: mxfp4 experts meet 22-bit activations; 0 or 8: as the codec's others */
+    uint32_t expert_activations; /* 22: of mxfp4 experts; 0 or 8: what their codec takes by itself */
 } hr_probe_params;
 
 /* Defaults; from a plan (may be NULL) also what it says of shapes, codecs and threads. */
@@ -598,7 +598,7 @@ typedef struct hr_simulate_params {
     uint32_t prefill; /* tokens at the start that are evaluated in chunks; the others one by one */
     uint32_t chunk;   /* of prefill; 0 = 512 */
     uint32_t warm_up; /* tokens at the start whose requests are not counted */
-    /* Reading ahead. Guesses for layer 0 are not looked at, nor those of chunks that it leaves alone. */
+    /* Reading ahead. Guesses for layer 0 are not used, nor those of chunks of more than two tokens. */
     uint32_t read_ahead;    /* ranks of a token; 0 = none */
     uint32_t guess_ranks;   /* of guesses; at least read_ahead, at most experts */
     const int32_t *guesses; /* [tokens][layers][guess_ranks], the best first, -1 behind a shorter list;

@@ -76,9 +76,14 @@ class Pace:
 
 
 def _int32(array: NDArray[np.int32], name: str) -> NDArray[np.int32]:
-    array = np.ascontiguousarray(array, dtype=np.int32)
-    if array.ndim != 3:
-        raise UsageError(f"{name} have {array.ndim} dimensions, not tokens, layers, ranks")
+    given = np.asarray(array)
+    if given.ndim != 3:
+        raise UsageError(f"{name} have {given.ndim} dimensions, not tokens, layers, ranks")
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"{name} are {given.dtype}, not integers")
+    array = np.ascontiguousarray(given, dtype=np.int32)
+    if given.dtype != np.int32 and not np.array_equal(array, given):
+        raise UsageError(f"{name}: an id is out of range")
     return array
 
 

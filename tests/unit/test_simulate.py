@@ -115,6 +115,16 @@ def test_ids_are_checked(headrace, routes, change, text: str) -> None:
         headrace.simulate(wrong, 10, experts=EXPERTS)
 
 
+def test_ids_are_not_rounded_or_wrapped(headrace, routes) -> None:
+    wide = routes.astype(np.int64)
+    assert headrace.simulate(wide, 5, experts=EXPERTS) == headrace.simulate(routes, 5, experts=EXPERTS)
+    wide[3, 1, 2] += 1 << 32
+    with pytest.raises(headrace.UsageError, match="routes: an id is out of range"):
+        headrace.simulate(wide, 5, experts=EXPERTS)
+    with pytest.raises(TypeError, match="guesses are float64"):
+        headrace.simulate(routes, 5, experts=EXPERTS, guesses=routes + 0.5, read_ahead=1)
+
+
 def test_arguments_are_checked(headrace, routes) -> None:
     for bad in (dict(experts=3), dict(experts=1 << 20), dict(experts=EXPERTS, chunk=9999)):
         with pytest.raises(headrace.UsageError, match="out of range"):
