@@ -212,7 +212,7 @@ def test_models_that_cannot_be_meant(headrace, capsys, tmp_path, trace, model_di
     assert code == 4 and out == "" and f"--ram 1MiB: below the floor of {model_dir}" in err
     make_container(tmp_path / "other", layers=3, experts=8, top_k=3, tokenizer=None)
     code, out, err = simulate(capsys, trace, "--model", tmp_path / "other", "--cache", "1")
-    assert code == 3 and out == "" and "8 layers of 32 experts, 4 of a token" in err and "has 3, 8 and 3" in err
+    assert code == 3 and out == "" and "8 layers with 4 of 32 experts, the model 3 with 3 of 8" in err
     # Of a trace that says nothing about its experts only ids count, not the power of two above them.
     make_container(tmp_path / "six", layers=2, experts=6, top_k=2, tokenizer=None)
     (tmp_path / "bare").write_text('{"layers": [[5, 0], [1, 2]]}\n' * 8)

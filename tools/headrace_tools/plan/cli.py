@@ -70,10 +70,7 @@ def _misses(trace: Trace | None, plan: headrace.Plan) -> list[float] | None:
     """Shares of layers that miss 0, 1, ... experts with this plan's cache."""
     if trace is None:
         return None
-    if trace.routes.shape[1:] != (plan.moe_layers, plan.top_k) or trace.experts > plan.experts:
-        raise TraceError(f"the trace has {trace.routes.shape[1]} layers with {trace.routes.shape[2]} of "
-                         f"{trace.experts} experts, the model {plan.moe_layers} with {plan.top_k} of "
-                         f"{plan.experts}")
+    trace.check_model(plan.moe_layers, plan.experts, plan.top_k)
     found = headrace.simulate(trace.routes, plan.cache_slots, experts=plan.experts,
                               warm_up=trace.routes.shape[0] // 4)
     return found.miss_shares

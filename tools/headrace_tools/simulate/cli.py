@@ -208,12 +208,7 @@ def _record_bytes(trace: Trace, args: argparse.Namespace) -> int:
     if args.model is None:
         return args.record_bytes or trace.record_bytes
     plan = headrace.plan(args.model)
-    layers, top_k = trace.routes.shape[1:]
-    # Without a description the experts of a trace are a guess.
-    fits = (trace.about.get("experts") or plan.experts) == plan.experts > int(trace.routes.max())
-    if (layers, top_k) != (plan.moe_layers, plan.top_k) or not fits:
-        raise TraceError(f"the trace is of {layers} layers of {trace.experts} experts, {top_k} of a token, and "
-                         f"{args.model} has {plan.moe_layers}, {plan.experts} and {plan.top_k}")
+    trace.check_model(plan.moe_layers, plan.experts, plan.top_k)
     return args.record_bytes or plan.record_bytes
 
 

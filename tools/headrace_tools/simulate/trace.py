@@ -44,6 +44,14 @@ class Trace:
     def total(self) -> int:
         return self.routes.shape[1] * self.experts
 
+    def check_model(self, layers: int, experts: int, top_k: int) -> None:
+        """Raises TraceError unless these are routes of such a model. What a trace without a description
+        says of `experts` is a guess."""
+        known = (self.about.get("experts") or experts) == experts > int(self.routes.max())
+        if self.routes.shape[1:] != (layers, top_k) or not known:
+            raise TraceError(f"the trace has {self.routes.shape[1]} layers with {self.routes.shape[2]} of "
+                             f"{self.experts} experts, the model {layers} with {top_k} of {experts}")
+
 
 def _ids(value: object, where: str, key: str = "layers") -> list[list[int]]:
     if not isinstance(value, list) or not value:
