@@ -5,6 +5,8 @@
 #include "quant/rvq.h"
 
 #define RVQ_NATURAL(books) 0
+/* Bytes: the hardware's own prefetching falls behind loads of three lines at a time. */
+#define RVQ_AHEAD 4096
 #define RVQ_FUSED(books) 4
 
 static inline void rvq_reorder(const int8_t *q, int8_t *out)
@@ -117,6 +119,9 @@ rvq_fused_shape(size_t T, size_t stages, size_t entries, size_t planes, const ui
         for (size_t g = 0; g < 4; g += 2, codes += 2 * planes * 64) {
             __m512i index[2][4];
             __mmask64 upper[2][4];
+            UNROLL(6)
+            for (size_t line = 0; line < 2 * planes; line++)
+                __builtin_prefetch(codes + RVQ_AHEAD + 64 * line);
             rvq_group(2, stages, entries, planes, codes, index, upper);
             for (size_t d = 0; d < RVQ_DIM; d++) {
                 __m512i value[2];
