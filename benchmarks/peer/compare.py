@@ -67,7 +67,7 @@ def main() -> None:
     ours = [o.headrace, "bench", o.container, "--ids", o.ids, "--prefill", str(o.prefill), "--decode",
             str(o.decode), "--repeats", "1", "--cold", "--json", "--threads", str(o.threads),
             "--ram", f"{(o.limit - o.slack) >> 20}MiB", *o.option]
-    theirs = [o.peer, o.gguf, o.ids, str(o.prefill), str(o.decode), str(o.threads)]
+    theirs = [o.peer, o.gguf, o.ids, str(o.prefill), str(o.decode), str(o.threads), "mapped"]
     rows = []
     for _ in range(o.rounds):
         a = json.loads(run(ours, o.limit))

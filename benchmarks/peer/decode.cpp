@@ -1,6 +1,7 @@
 // Decode speed of the peer on given ids, one token a step, after a prefill of the first ones.
 //   g++ -O2 decode.cpp -I PEER/include -I PEER/ggml/include ... (see README.md)
-//   ./decode MODEL.gguf IDS.txt PREFILL DECODE THREADS
+//   ./decode MODEL.gguf IDS.txt PREFILL DECODE THREADS [mapped]
+// "mapped" keeps every weight in the mapped file; otherwise the peer may copy some into another layout.
 // Prints: prefill tok/s, decode tok/s, MB read from the drive per decoded token.
 #include <chrono>
 #include <cstdio>
@@ -29,7 +30,7 @@ static void quiet(ggml_log_level, const char *, void *) {}
 
 int main(int argc, char **argv)
 {
-    if (argc != 6) return std::fprintf(stderr, "decode MODEL IDS PREFILL DECODE THREADS\n"), 2;
+    if (argc < 6 || argc > 7) return std::fprintf(stderr, "decode MODEL IDS PREFILL DECODE THREADS [mapped]\n"), 2;
     const int prefill = std::atoi(argv[3]), decode = std::atoi(argv[4]), threads = std::atoi(argv[5]);
     std::vector<llama_token> ids;
     std::ifstream file(argv[2]);
@@ -37,7 +38,9 @@ int main(int argc, char **argv)
     if ((int)ids.size() < prefill + decode) return std::fprintf(stderr, "too few ids\n"), 2;
     llama_log_set(quiet, nullptr);
     llama_backend_init();
-    llama_model *model = llama_model_load_from_file(argv[1], llama_model_default_params());
+    llama_model_params how = llama_model_default_params();
+    how.use_extra_bufts = argc == 6;
+    llama_model *model = llama_model_load_from_file(argv[1], how);
     if (!model) return std::fprintf(stderr, "cannot load\n"), 1;
     llama_context_params params = llama_context_default_params();
     params.n_ctx = (uint32_t)(prefill + decode + 8);

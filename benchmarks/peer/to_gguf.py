@@ -40,12 +40,13 @@ class Container:
         return Quantizer(t["codec"]).decode(blob, rows, cols).reshape(shape)
 
 
-def random_experts(shape: tuple[int, int, int], kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Blocks of `kind` [experts, rows, bytes of a row] with standard deviation about 0.02."""
+def random_experts(shape: tuple[int, int, int], kind: str, deviation: float,
+                   rng: np.random.Generator) -> np.ndarray:
+    """Blocks of `kind` [experts, rows, bytes of a row]."""
     experts, rows, cols = shape
     _, size = BLOCK[kind]
     pool = rng.integers(0, 256, (rows, cols // 32, size), dtype=np.uint8)
-    scale = np.float16(0.02 / (73.6 if kind == "q8_0" else 4.6))
+    scale = np.float16(deviation / (73.6 if kind == "q8_0" else 4.6))
     pool[:, :, :2] = np.frombuffer(scale.tobytes(), np.uint8)
     one = pool.reshape(rows, -1)
     return np.stack([np.roll(one, e, axis=0) for e in range(experts)])
@@ -94,8 +95,10 @@ def main() -> None:
     quantised("output.weight", read(model["head"]), options.trunk)
     rng = np.random.default_rng(1)
     inner, hidden, experts = ffn["inner"], model["hidden_size"], ffn["experts"]
-    up = random_experts((experts, inner, hidden), options.experts, rng)
-    down = random_experts((experts, hidden, inner), options.experts, rng)
+    up = random_experts((experts, inner, hidden), options.experts, 0.02, rng)
+    # All layers have the same blocks: what they add must be small, or it sums up to a direction that
+    # every token shares, and later layers choose the same experts for all.
+    down = random_experts((experts, hidden, inner), options.experts, 0.0005, rng)
     for i in range(layers):
         to, source = f"blk.{i}", f"layers.{i}"
         plain(f"{to}.attn_norm.weight", read(f"{source}.mixer_norm"))
