@@ -6,7 +6,8 @@ Every round is probe, cold run, probe: `headrace doctor` measures the drive at t
 `headrace bench --cold` evaluates the ids. A round whose two probes differ by more than --drift says
 more about the drive than about the engine: it is printed and not counted. Prints
 
-- reads: what the drive gave while the prefill had reads in flight, as a share of the probe;
+- reads: what the drive gave while decoding had reads in flight, as a share of the probe. (Prefill fills
+  memory that nothing has touched yet, and waits for the system to clear it.)
 - bound: decode seconds for a token over the larger of (missed bytes / probe) and compute seconds.
 """
 
@@ -52,8 +53,8 @@ def main() -> None:
         after = probe(o.headrace, o.container, o.ram)
         rate = (before + after) / 2
         drift = abs(before - after) / rate
-        p, d = run["prefill"], run["decode"]
-        share = p["bytes_per_second_reading"] / rate
+        d = run["decode"]
+        share = d["bytes_per_second_reading"] / rate
         disk, compute = (x / d["tokens"] for x in (d["bytes_read"] / rate, d["seconds_compute"]))
         bound = d["seconds"] / d["tokens"] / max(disk, compute)
         if drift <= o.drift:
