@@ -1,6 +1,6 @@
 #!/bin/sh
 # Every test: the suite on an optimised build, other machines, the sanitizers, the fuzzers. About
-# 17 minutes on two cores. Arguments go to pytest of the first stage; with arguments only that stage runs.
+# 15 minutes on two cores. Arguments go to pytest of the first stage; with arguments only that stage runs.
 #     ./test.sh [PYTEST ARGUMENTS]
 set -u
 cd "$(dirname "$0")" || exit 1
