@@ -29,7 +29,7 @@ static uint64_t file_bytes(const struct container *c)
     return n;
 }
 
-static void header_fill(const struct container *c, uint8_t h[HEADER])
+static void usage_header(const struct container *c, uint8_t h[HEADER])
 {
     memset(h, 0, HEADER);
     memcpy(h, "HRUSAGE1", 8);
@@ -40,7 +40,7 @@ static void header_fill(const struct container *c, uint8_t h[HEADER])
     put32(h + 60, crc32c(0, h, HEADER));
 }
 
-static hr_status header_check(const struct container *c, const uint8_t h[HEADER], uint64_t bytes,
+static hr_status usage_check(const struct container *c, const uint8_t h[HEADER], uint64_t bytes,
                               const char *path, hr_error *err)
 {
     uint8_t copy[HEADER], digest[32];
@@ -93,7 +93,7 @@ static hr_status read_counts(const struct container *c, struct saved_file *f, ui
     bool sound = true;
     if (bytes < HEADER) return fail(err, HR_ERR_FORMAT, "%s: not a file of use counts", f->path);
     TRY(saved_read(f, header, HEADER, err));
-    TRY(header_check(c, header, bytes, f->path, err));
+    TRY(usage_check(c, header, bytes, f->path, err));
     for (uint32_t i = 0; i < c->bank_count; i++) {
         uint32_t seen;
         TRY(read_numbers(f, 1, TOKENS_MOST, &seen, &crc, &sound, err));
@@ -141,7 +141,7 @@ struct counting {
     uint32_t crc;
 };
 
-static hr_status write_piece(struct counting *w, struct saved_file *f, const uint8_t *piece,
+static hr_status write_counts(struct counting *w, struct saved_file *f, const uint8_t *piece,
                              uint32_t n, hr_error *err)
 {
     w->crc = crc32c(w->crc, piece, 4 * (size_t)n);
@@ -157,7 +157,7 @@ static hr_status write_bank(struct counting *w, struct saved_file *f, uint32_t b
     const uint32_t seen = x->usage.tokens[bank];
     pthread_mutex_unlock(&x->lock);
     put32(piece, seen);
-    TRY(write_piece(w, f, piece, 1, err));
+    TRY(write_counts(w, f, piece, 1, err));
     for (uint32_t at = x->first[bank]; at < x->first[bank + 1]; at += PIECE) {
         const uint32_t left = x->first[bank + 1] - at, n = left < PIECE ? left : PIECE;
         pthread_mutex_lock(&x->lock);
@@ -166,17 +166,17 @@ static hr_status write_bank(struct counting *w, struct saved_file *f, uint32_t b
             put32(piece + 4 * i, uses < seen ? uses : seen);
         }
         pthread_mutex_unlock(&x->lock);
-        TRY(write_piece(w, f, piece, n, err));
+        TRY(write_counts(w, f, piece, n, err));
     }
     return HR_OK;
 }
 
-static hr_status write_body(void *user, struct saved_file *f, hr_error *err)
+static hr_status write_usage(void *user, struct saved_file *f, hr_error *err)
 {
     struct counting *w = user;
     const struct container *c = w->cache->container;
     uint8_t header[HEADER], trailer[TRAILER];
-    header_fill(c, header);
+    usage_header(c, header);
     TRY(saved_write(f, header, HEADER, err));
     for (uint32_t i = 0; i < c->bank_count; i++) TRY(write_bank(w, f, i, err));
     put32(trailer, w->crc);
@@ -186,5 +186,5 @@ static hr_status write_body(void *user, struct saved_file *f, hr_error *err)
 hr_status cache_usage_save(struct expert_cache *x, const char *path, hr_error *err)
 {
     struct counting w = {x, 0};
-    return saved_replace(path, x->budget, write_body, &w, err);
+    return saved_replace(path, x->budget, write_usage, &w, err);
 }
