@@ -41,7 +41,7 @@ static void usage_header(const struct container *c, uint8_t h[HEADER])
 }
 
 static hr_status usage_check(const struct container *c, const uint8_t h[HEADER], uint64_t bytes,
-                              const char *path, hr_error *err)
+                             const char *path, hr_error *err)
 {
     uint8_t copy[HEADER], digest[32];
     char theirs[65];

@@ -80,7 +80,7 @@ static hr_status serve(struct replay *r, hr_error *err)
 }
 
 /* Asks for the guesses one at a time, so that it shows which of them are read. */
-static void read_ahead(struct replay *r, size_t at, uint32_t n, uint32_t layer)
+static void read_guesses(struct replay *r, size_t at, uint32_t n, uint32_t layer)
 {
     const struct replay_setup *s = r->s;
     struct cache_stats before, after;
@@ -112,7 +112,7 @@ static hr_status run_chunk(struct replay *r, const int32_t *ids, size_t at, uint
             r->used[i] = r->first[r->guess[i] + 1] > r->first[r->guess[i]];
         expert_cache_stats(r->cache, &before);
         cache_begin(r->cache, 0, layer, r->wanted, wanted, &uses);
-        read_ahead(r, at, n, layer + 1);
+        read_guesses(r, at, n, layer + 1);
         TRY(serve(r, err));
         expert_cache_stats(r->cache, &after);
         const uint32_t missed = (uint32_t)(after.misses - before.misses);
