@@ -14,4 +14,5 @@ void generate_params_init(hr_generate_params *p);
 /* The contract of hr_generate. */
 hr_status generate(struct session *s, const int32_t *ids, size_t n, const hr_generate_params *p,
                    hr_token_fn callback, void *user, hr_generation *out, hr_error *err);
+
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/crc32c.h"
+#include "base/sha256.h"
 #include "store/cache_state.h"
 #include "store/saved_file.h"
 
@@ -56,7 +57,7 @@ static hr_status usage_check(const struct container *c, const uint8_t h[HEADER],
         return fail(err, HR_ERR_UNSUPPORTED, "%s: version %u; this build reads %d", path,
                     get32(h + 8), VERSION);
     saved_digest(c->sha256, digest);
-    saved_digest_text(h + 16, theirs);
+    sha256_hex(h + 16, theirs);
     if (memcmp(h + 16, digest, 32) != 0)
         return fail(err, HR_ERR_FORMAT, "%s: counts uses of another container, %s; this one is %s: "
                     "give each its own file", path, theirs, c->sha256);

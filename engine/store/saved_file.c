@@ -170,8 +170,3 @@ void saved_digest(const char *hex, uint8_t out[32])
         out[i] = (uint8_t)v;
     }
 }
-
-void saved_digest_text(const uint8_t digest[32], char out[65])
-{
-    for (int i = 0; i < 32; i++) snprintf(out + 2 * i, 3, "%02x", digest[i]);
-}

@@ -28,9 +28,8 @@ hr_status saved_replace(const char *path, struct mem_budget *b, saved_body_fn bo
 hr_status saved_open(const char *path, struct saved_file *out, uint64_t *bytes, hr_error *err);
 void saved_close(struct saved_file *f);
 
-/* The bytes of a SHA-256 in hexadecimal, such as a container's, and back. */
+/* The bytes of a SHA-256 in hexadecimal, such as a container's. */
 void saved_digest(const char *hex, uint8_t out[32]);
-void saved_digest_text(const uint8_t digest[32], char out[65]);
 
 static inline void put32(uint8_t *p, uint32_t v)
 {

@@ -33,18 +33,24 @@ def ids(headrace, model_dir) -> list[int]:
         return model.tokenize(text, special=True)[: PROMPT + DECODED]
 
 
-@pytest.mark.parametrize("ram, policy", [
-    ("11MiB", "auto"), ("12MiB", "auto"), ("13MiB", "auto"), ("16MiB", "auto"), ("20MiB", "auto"),
-    ("13MiB", "lru"), ("13MiB", "lfu")])
-def test_engine_and_simulator_agree(headrace, model_dir, trace, ids, ram: str, policy: str) -> None:
-    recorded = read_trace(trace)
-    with headrace.Model(model_dir, ram=ram, ctx=512, chunk=16, cache_policy=policy) as model:
+def decode(headrace, model_dir, ids: list[int], **settings) -> tuple[int, object, object]:
+    """The engine on the prompt and behind it: the cache's slots, its statistics before and after decoding."""
+    with headrace.Model(model_dir, ctx=512, chunk=16, **settings) as model:
         slots = model.plan().cache_slots
         model.logits(ids[:PROMPT])
         before = model.stats
         for token in ids[PROMPT:]:
             model.logits([token], keep=True)
         after = model.stats
+        return slots, before, after
+
+
+@pytest.mark.parametrize("ram, policy", [
+    ("11MiB", "auto"), ("12MiB", "auto"), ("13MiB", "auto"), ("16MiB", "auto"), ("20MiB", "auto"),
+    ("13MiB", "lru"), ("13MiB", "lfu")])
+def test_engine_and_simulator_agree(headrace, model_dir, trace, ids, ram: str, policy: str) -> None:
+    recorded = read_trace(trace)
+    slots, before, after = decode(headrace, model_dir, ids, ram=ram, cache_policy=policy)
     hits, misses = after.hits - before.hits, after.misses - before.misses
     found = headrace.simulate(recorded.routes, slots, experts=recorded.experts, policy=policy,
                               prefill=PROMPT, chunk=16, warm_up=PROMPT)
@@ -55,13 +61,7 @@ def test_engine_and_simulator_agree(headrace, model_dir, trace, ids, ram: str, p
 @pytest.mark.parametrize("ram, width", [("11MiB", 1), ("12MiB", 2), ("12MiB", 4)])
 def test_what_is_read_ahead_agrees(headrace, model_dir, trace, ids, ram: str, width: int) -> None:
     recorded = read_trace(trace)
-    with headrace.Model(model_dir, ram=ram, ctx=512, chunk=16, read_ahead=width) as model:
-        slots = model.plan().cache_slots
-        model.logits(ids[:PROMPT])
-        before = model.stats
-        for token in ids[PROMPT:]:
-            model.logits([token], keep=True)
-        after = model.stats
+    slots, before, after = decode(headrace, model_dir, ids, ram=ram, read_ahead=width)
     found = headrace.simulate(recorded.routes, slots, experts=recorded.experts, prefill=PROMPT, chunk=16,
                               warm_up=PROMPT, guesses=recorded.guesses, read_ahead=width)
     points = 0.015 * DECODED * recorded.working_set
