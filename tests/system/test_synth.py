@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import subprocess
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from headrace_tools.crc32c import crc32c, crc32c_join, crc32c_numpy
 from headrace_tools.synth import cli, direct, presets, writer
 from headrace_tools.synth.geometry import layout
 from headrace_tools.convert.options import Options
+from headrace_tools.convert.quantise import decode
 from headrace_tools.simulate.trace import read_trace
 from headrace_tools.synth.routing import TOPICS, topic_chain
 
@@ -104,59 +106,84 @@ def test_bytes_follow_from_the_seed(tmp_path, headrace):
     assert ids_of(first) == ids_of(again) != ids_of(other)
 
 
-def test_bytes_do_not_depend_on_the_threads(tmp_path, headrace, monkeypatch):
+def test_bytes_depend_neither_on_threads_nor_on_resuming(tmp_path, headrace, monkeypatch):
     config = geometry("qwen3_moe", tmp_path / "small.json", vocab_size=1000, hidden_size=256)
     made = []
-    for threads, block in ((1, 512 << 10), (5, 64 << 10)):
+    for threads, group in ((1, 1 << 20), (5, 16 << 20)):
         monkeypatch.setattr(writer.os, "cpu_count", lambda n=threads: n)
-        monkeypatch.setattr(writer, "_EMBED_BYTES", block)
-        made.append(data_files(synth(tmp_path / str(threads), "--geometry", config)))
-    assert made[0] == made[1]
+        monkeypatch.setattr(direct, "GROUP", group)
+        made.append(synth(tmp_path / str(threads), "--geometry", config))
+    assert data_files(made[0]) == data_files(made[1])
+
+    bank = writer.Synthesis.write_bank
+
+    def interrupted(self, file, one, progress):
+        if one.spec.layer:
+            raise KeyboardInterrupt
+        bank(self, file, one, progress)
+
+    monkeypatch.setattr(writer.Synthesis, "write_bank", interrupted)
+    assert cli.main([str(tmp_path / "r"), "--geometry", str(config), "--quiet"]) == 130
+    assert (tmp_path / "r" / "conversion.log").read_text().count('"name": "') > 1
+    monkeypatch.setattr(writer.Synthesis, "write_bank", bank)
+    monkeypatch.setattr(writer.Synthesis, "write_trunk", None)
+    assert data_files(synth(tmp_path / "r", "--geometry", config)) == data_files(made[0])
 
 
 @pytest.mark.parametrize("fault", ["", "short", "no direct I/O"])
-def test_records_are_written_as_they_were_when_they_were_put(tmp_path, monkeypatch, fault):
-    """Memory is used again for another record as soon as the writer allows it."""
-    records = direct.page_aligned(4, 8192)
-    rng, expected, real, calls = np.random.default_rng(0), [], os.pwritev, []
+def test_a_stream_is_written_as_it_was_put(tmp_path, monkeypatch, fault):
+    """Its memory is used again for what comes later, whoever still hashes and writes."""
+    rng, real, calls = np.random.default_rng(0), os.pwritev, []
+    expected = np.zeros(50 * 8192, np.uint8)
 
     def pwritev(fd, views, offset):
         calls.append(sum(len(view) for view in views))
+        time.sleep(1e-3)
         if fault == "no direct I/O" and len(calls) == 1:
             raise OSError(errno.EINVAL, "no")
         if fault == "short" and len(calls) % 2:
             return real(fd, [views[0][:4096]], offset)
         return real(fd, views, offset)
 
-    monkeypatch.setattr(direct, "_GROUP", 3 * 8192)
+    monkeypatch.setattr(direct, "GROUP", 2 * 8192)
     monkeypatch.setattr(direct.os, "pwritev", pwritev)
     fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
-    with direct.HashedWriter(fd) as out:
-        for number in rng.integers(0, 4, 50).tolist():
-            out.wait_for(number)
-            records[number] = rng.integers(0, 256, 8192, np.uint8)
-            expected.append(records[number].tobytes())
-            out.put(number, records[number])
+    at = 0
+    with direct.Stream(fd, expected.size, 4096) as out:
+        while (size := int(rng.integers(1, 30_000))) < expected.size - at:
+            piece = rng.integers(0, 256, size, np.uint8)
+            expected[at : at + size] = piece
+            out.skip_to(at)
+            out.put(piece)
+            piece[:] = 0
+            at += size + int(rng.integers(0, 3) * 500)
     os.close(fd)
-    written = (tmp_path / "f").read_bytes()
-    assert written == b"".join(expected)
-    assert out.digest.hexdigest() == hashlib.sha256(written).hexdigest()
-    assert max(calls) == 3 * 8192, "several records at once"
+    assert (tmp_path / "f").read_bytes() == expected.tobytes()
+    assert out.digest.digest() == hashlib.sha256(expected).digest()
+    assert out.checksums == [crc32c(chunk) for chunk in expected.reshape(-1, 4096)]
+    assert max(calls) == 2 * 8192, "several pieces at once"
 
 
-def test_a_follower_reads_what_is_settled(tmp_path):
-    data = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8)
-    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
-    os.ftruncate(fd, data.size)
-    follower = direct.Follower(fd, 1024)
-    for first in range(0, data.size, 700):
-        follower.advance(first)
-        direct.write_pieces(fd, [data[first : first + 300], data[first + 300 : first + 700]], first)
-    follower.finish(data.size)
-    follower.close()
-    os.close(fd)
-    assert follower.digest.digest() == hashlib.sha256(data).digest()
-    assert follower.checksums == [crc32c(data[at : at + 1024]) for at in range(0, data.size, 1024)]
+@pytest.mark.parametrize("codec", ["int8", "nl4", "bf16", "f32"])
+def test_embeddings_are_of_their_topics(tmp_path, codec):
+    """a^2 = 0.16, b^2 = 0.33, c^2 = 0.51 with 24 of 128 experts; also in the rows of the last, short panel."""
+    config = geometry("qwen3_moe", tmp_path / "c.json", hidden_size=1000, vocab_size=500,
+                      num_experts=128, num_experts_per_tok=24)  # fmt: skip
+    pre = layout(json.loads(config.read_text()), "c", Options(trunk=codec, tokenizer=False))
+    tensor = next(tensor for tensor in pre.trunk if tensor.spec.name == "embed")
+    blob = np.zeros(tensor.nbytes, np.uint8)
+    for at, piece in writer.Synthesis(pre, 0)._parts(pre.trunk.index(tensor), tensor):
+        data = piece.reshape(-1).view(np.uint8)
+        blob[at : at + data.size] = data
+    rows = decode(tensor.codec, blob, 500, 1000)
+    alike = rows @ rows.T / 1000
+    topic = np.arange(500) % TOPICS
+    same = (topic[:, None] == topic) & ~np.eye(500, dtype=bool)
+    assert alike.diagonal() == pytest.approx(np.ones(500), abs=0.2)
+    assert alike[same].mean() == pytest.approx(0.49, abs=0.06)
+    assert alike[same].max() < 0.75, "no two tokens are the same"
+    assert alike[topic[:, None] != topic].mean() == pytest.approx(0.16, abs=0.04)
+    assert alike[448:, :448][same[448:, :448]].mean() == pytest.approx(0.49, abs=0.06)
 
 
 def test_presets_have_the_published_sizes():

@@ -309,7 +309,7 @@ class OutputDirectory:
 
     def _io_error(self, verb: str, path: Path, error: OSError) -> ConvertError:
         if error.errno in _FULL:
-            written = sum(int(r["bytes"]) for r in self.done.values())  # type: ignore[call-overload]
+            written = sum(int(r["bytes"]) for r in list(self.done.values()))  # type: ignore[call-overload]
             missing = self.needed - written
             try:
                 free = f"{shutil.disk_usage(self.path).free} bytes are free"

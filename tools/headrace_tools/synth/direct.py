@@ -15,9 +15,9 @@ import numpy as np
 
 from ..crc32c import crc32c
 
-_GROUP = 16 << 20
+GROUP = 16 << 20
 """Bytes handed to the system at once."""
-_GROUPS = 4
+GROUPS = 4
 """On their way at once."""
 _VECTORS = 512
 """Pieces of memory in one call; systems allow 1024."""
@@ -60,20 +60,19 @@ def _set_direct(fd: int, on: bool) -> bool:
 
 
 class HashedWriter:
-    """Records one behind the other, past the page cache where that is possible; a context manager.
+    """Memory written one piece behind the other, past the page cache where that is possible; a context manager.
 
-    Each lies at a page and is a multiple of 4096 bytes long. One thread writes and one hashes, each at its
-    own pace: memory that was handed over may change again after `wait_for` its number.
-    `digest` is the SHA-256 of what was written, complete once the manager was left. `direct`: the page
-    cache has none of it.
+    Pieces start at a page and are multiples of 4096 bytes long. One thread writes and one hashes, each at its
+    own pace. `digest` is the SHA-256 of what was written, complete once the manager was left. `direct`: the
+    page cache has none of it.
     """
 
     def __init__(self, fd: int) -> None:
         self.digest = hashlib.sha256()
         self._fd, self._offset = fd, 0
-        self._next: dict[int, np.ndarray] = {}
+        self._next: list[np.ndarray] = []
         self._bytes = 0
-        self._running: deque[tuple[set[int], list[Future[None]]]] = deque()
+        self._running: deque[list[Future[None]]] = deque()
         self._hasher, self._writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.direct = _set_direct(fd, True)
 
@@ -90,89 +89,106 @@ class HashedWriter:
             self._writer.shutdown()
             _set_direct(self._fd, False)
 
-    def wait_for(self, number: int) -> None:
-        """Until the memory of that number is not read any more."""
-        if number in self._next:
-            self._flush()
-        while any(number in numbers for numbers, _ in self._running):
-            self._settle(len(self._running) - 1)
-
-    def put(self, number: int, record: np.ndarray) -> None:
-        """The next record, uint8; `number` names its memory and is not waiting to be written."""
-        self._next[number] = record
-        self._bytes += record.size
-        if self._bytes >= _GROUP:
+    def put(self, *pieces: np.ndarray) -> None:
+        """The next ones, uint8. Handed over at once when they reach GROUP bytes; their memory may change
+        as soon as GROUPS such calls followed."""
+        self._next += pieces
+        self._bytes += sum(piece.size for piece in pieces)
+        if self._bytes >= GROUP:
             self._flush()
 
     def _settle(self, left: int) -> None:
         """Waits until no more than `left` groups are on their way."""
         while len(self._running) > left:
-            for future in self._running.popleft()[1]:
+            for future in self._running.popleft():
                 future.result()
 
     def _flush(self) -> None:
-        """Hands the next records over."""
+        """Hands the next pieces over."""
         if not self._next:
             return
-        self._settle(_GROUPS - 1)
-        records, offset = list(self._next.values()), self._offset
-        work = [
-            self._hasher.submit(self._hash, records),
-            self._writer.submit(self._write, records, offset),
-        ]
-        self._running.append((set(self._next), work))
-        self._next = {}
+        self._settle(GROUPS - 1)
+        pieces, offset = self._next, self._offset
+        self._running.append([
+            self._hasher.submit(self._hash, pieces),
+            self._writer.submit(self._write, pieces, offset),
+        ])  # fmt: skip
+        self._next = []
         self._offset += self._bytes
         self._bytes = 0
 
-    def _hash(self, records: list[np.ndarray]) -> None:
-        for record in records:
-            self.digest.update(record)
+    def _hash(self, pieces: list[np.ndarray]) -> None:
+        for piece in pieces:
+            self.digest.update(piece)
 
-    def _write(self, records: list[np.ndarray], offset: int) -> None:
+    def _write(self, pieces: list[np.ndarray], offset: int) -> None:
         try:
-            write_pieces(self._fd, records, offset)
+            write_pieces(self._fd, pieces, offset)
         except OSError as error:
             if error.errno != errno.EINVAL or not self.direct:
                 raise
             self.direct = False
             _set_direct(self._fd, False)
-            write_pieces(self._fd, records, offset)
+            write_pieces(self._fd, pieces, offset)
 
 
-class Follower:
-    """Reads a file again behind those who write it, for its SHA-256 and the checksums of its chunks."""
+class Stream:
+    """A file of `size` bytes put together from small pieces, in the order in which they lie; zeros between
+    them. A context manager.
 
-    def __init__(self, fd: int, chunk: int) -> None:
-        self.digest = hashlib.sha256()
+    `checksums` are the CRC32C of its chunks, whose length divides GROUP; complete like `digest` once the
+    manager was left.
+    """
+
+    def __init__(self, fd: int, size: int, chunk: int) -> None:
         self.checksums: list[int] = []
-        self._fd, self._at = fd, 0
-        self._buffer = np.zeros(chunk, np.uint8)
-        self._pool = ThreadPoolExecutor(1)
-        self._running: list[Future[None]] = []
+        self._out = HashedWriter(fd)
+        self._size, self._chunk = size, chunk
+        self._buffers = page_aligned(GROUPS + 1, min(GROUP, size))
+        self._turn, self._start, self._used = 0, 0, 0
 
-    def advance(self, end: int) -> None:
-        """The bytes below `end` will not change."""
-        self._running.append(self._pool.submit(self._read, end, False))
+    def __enter__(self) -> Stream:
+        return self
 
-    def finish(self, end: int) -> None:
-        """The file ends there: returns when all of it was read."""
-        self._running.append(self._pool.submit(self._read, end, True))
-        for future in self._running:
-            future.result()
+    def __exit__(self, kind: object, *exc: object) -> None:
+        try:
+            if kind is None:
+                self.skip_to(self._size)
+                self._hand_over()
+        finally:
+            self._out.__exit__(kind, *exc)
 
-    def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+    @property
+    def direct(self) -> bool:
+        return self._out.direct
 
-    def _read(self, end: int, last: bool) -> None:
-        while self._at + self._buffer.size <= end or (last and self._at < end):
-            data = self._buffer[: end - self._at]
-            done = 0
-            while done < data.size:
-                part = os.preadv(self._fd, [data[done:]], self._at + done)
-                if part == 0:
-                    raise OSError(errno.EIO, "the file became shorter while it was written")
-                done += part
-            self.digest.update(data)
-            self.checksums.append(crc32c(data))
-            self._at += data.size
+    @property
+    def digest(self) -> hashlib._Hash:
+        return self._out.digest
+
+    def skip_to(self, offset: int) -> None:
+        while (gap := offset - self._start - self._used) > 0:
+            self._room(gap)[:] = 0
+
+    def put(self, piece: np.ndarray) -> None:
+        """Contiguous memory, copied."""
+        data = piece.reshape(-1).view(np.uint8)
+        while data.size:
+            room = self._room(data.size)
+            room[:] = data[: room.size]
+            data = data[room.size :]
+
+    def _room(self, most: int) -> np.ndarray:
+        """The next bytes to fill, `most` of them or fewer."""
+        if self._used == self._buffers.shape[1]:
+            self._hand_over()
+        first = self._used
+        self._used = min(first + most, self._buffers.shape[1])
+        return self._buffers[self._turn, first : self._used]
+
+    def _hand_over(self) -> None:
+        full = self._buffers[self._turn, : self._used]
+        self.checksums += [crc32c(full[at : at + self._chunk]) for at in range(0, full.size, self._chunk)]
+        self._out.put(full)
+        self._start += self._used
+        self._turn, self._used = (self._turn + 1) % (GROUPS + 1), 0

@@ -27,34 +27,21 @@ STAY, TOPIC_ZIPF, TOKEN_ZIPF = 0.96, 1.0, 1.2
 ROUTER_SCALE = 2.0
 """Standard deviation of router logits: how unequal mixing weights are."""
 
-_POOL = 4096
-"""Directions from which tokens' own ones are added, two each."""
 
-
-class TopicEmbedding:
-    """The embedding table float32 [vocab, hidden], row by row; the mean square of a row is 1.
+def topic_rows(rows: int, variants: int, hidden: int, own_part: float,
+               rng: np.random.Generator) -> np.ndarray:
+    """Embeddings float32 [rows, variants, hidden], each with its own direction, of tokens whose topics are
+    0, 1, ...; their mean square is 1.
 
     own_part: OWN, or what `own_share` makes of it.
-    """
-
-    def __init__(self, hidden: int, own_part: float, rng: np.random.Generator) -> None:
-        norm = np.float32(np.sqrt(COMMON**2 + TOPIC**2 + own_part**2))
-        common = rng.standard_normal(hidden, np.float32) * np.float32(COMMON)
-        topics = rng.standard_normal((TOPICS, hidden), np.float32) * np.float32(TOPIC)
-        self._shared = (topics + common) / norm
-        own = rng.standard_normal((_POOL, hidden), np.float32)
-        self._own = own * (np.float32(own_part) / (np.sqrt(np.float32(2)) * norm))
-
-    def rows(self, first: int, count: int) -> np.ndarray:
-        """float32 [count, hidden]: tokens first, first + 1, ..."""
-        ids = np.arange(first, first + count)
-        other = (ids * 2654435761 + ids // _POOL * 40503 + 1) % _POOL
-        values = self._shared.take(ids % TOPICS, axis=0)
-        own = self._own.take(ids % _POOL, axis=0)
-        values += own
-        np.take(self._own, other, axis=0, out=own, mode="clip")  # "raise" would gather elsewhere first
-        values += own
-        return values
+    """  # fmt: skip
+    norm = np.float32(np.sqrt(COMMON**2 + TOPIC**2 + own_part**2))
+    common = rng.standard_normal(hidden, np.float32) * np.float32(COMMON)
+    topics = rng.standard_normal((TOPICS, hidden), np.float32) * np.float32(TOPIC)
+    values = rng.standard_normal((rows, variants, hidden), np.float32)
+    values *= np.float32(own_part) / norm
+    values += ((topics + common) / norm)[np.arange(rows) % TOPICS, None, :]
+    return values
 
 
 def own_share(experts: int, top_k: int) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from threading import Lock, RLock
 
 import numpy as np
 
@@ -16,14 +17,16 @@ from ..convert import codebooks
 from ..convert.errors import EXIT_IO, ConvertError
 from ..convert.output import OutputDirectory, PartialFile
 from ..convert.preflight import (
-    TRUNK_CHUNK, Bank, Preflight, TrunkTensor, free_bytes, part_of,
+    PAGE, TRUNK_CHUNK, Bank, Preflight, TrunkTensor, free_bytes, part_of,
 )  # fmt: skip
 from ..convert.quantise import CODEC_NUMBERS, PANEL, RVQ_BITS, encode_block
 from ..convert.writer import build_manifest, record_header
 from ..crc32c import crc32c, crc32c_join
-from .direct import Follower, HashedWriter, page_aligned, write_pieces
-from .routing import OWN, TopicEmbedding, own_share, router, topic_chain
-from .weights import Books, MatrixPool, copy_pieces, deviation, expert_gain, small_tensor
+from .direct import HashedWriter, Stream, page_aligned
+from .routing import OWN, own_share, router, topic_chain, topic_rows
+from .weights import (
+    Books, MatrixPool, Mosaic, copy_pieces, deviation, expert_gain, small_tensor, variants_of,
+)  # fmt: skip
 
 TOKENS = "tokens.txt"
 HEADER = 64
@@ -31,12 +34,12 @@ HEADER = 64
 SYNTH = f"headrace-synth {__version__}"
 _BODY_BYTES = 256 << 20
 """Of the different expert records that banks are put together from."""
-_EMBED_BYTES = 512 << 10
-"""Of a block of the embedding as float32: what a core's cache holds."""
+_FILES = 2
+"""Written at once: a thread hashes 2 GB/s, drives take more."""
 
 Progress = Callable[[int], None]
-Parts = Iterator[tuple[int, list[np.ndarray]]]
-"""Of a tensor: (offset in it, what lies there one behind the other)."""
+Parts = Iterator[tuple[int, np.ndarray]]
+"""Of a tensor: (offset in it, what lies there), ascending."""
 
 
 def _drop_cached(fd: int) -> None:
@@ -46,8 +49,13 @@ def _drop_cached(fd: int) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
 class Synthesis:
-    """Weights of one container. The same seed, layout and library make the same bytes."""
+    """Weights of one container. The same seed, layout and library make the same bytes, in whichever order
+    and on however many threads the files are written."""
 
     def __init__(self, pre: Preflight, seed: int) -> None:
         self.pre, self.seed = pre, seed
@@ -56,6 +64,7 @@ class Synthesis:
         routed = [part for part in model["ffns"] if part["kind"] == "moe"]  # type: ignore[attr-defined]
         self.own = min((own_share(p["experts"], p["top_k"]) for p in routed), default=OWN)
         self.books = Books(seed)
+        self._lock = RLock()
         self._pools: dict[tuple[str, int, float], MatrixPool] = {}
         self._records: dict[tuple[str, int, int, int, float], tuple[np.ndarray, list[int]]] = {}
 
@@ -64,78 +73,75 @@ class Synthesis:
 
     def pool(self, codec: str, cols: int, std: float) -> MatrixPool:
         key = codec, cols, std
-        if key not in self._pools:
-            rng = self._rng(1, len(self._pools))
-            self._pools[key] = MatrixPool(codec, cols, std, rng, self.books)
-        return self._pools[key]
+        with self._lock:
+            if key not in self._pools:
+                rng = self._rng(1, CODEC_NUMBERS[codec], cols, _bits(std))
+                self._pools[key] = MatrixPool(codec, cols, std, rng, self.books)
+            return self._pools[key]
 
     # -- trunk -------------------------------------------------------------------------------
 
-    def _embedding(self, tensor: TrunkTensor) -> Iterator[Callable[[], Parts]]:
-        """What makes a block of rows each, in any order and on any thread."""
+    def _embedding(self, tensor: TrunkTensor) -> Parts:
         rows, cols = tensor.spec.rows, tensor.spec.cols
-        table = TopicEmbedding(cols, self.own, self._rng(2))
-        scale = np.float32(self.embed_scale)
-        step = max(1, _EMBED_BYTES // (4 * cols * PANEL)) * PANEL
-
-        def block(first: int) -> Parts:
-            values = table.rows(first, min(step, rows - first))
-            values /= scale
-            for offset, data in encode_block(tensor.codec, values, first, rows, threads=1):
-                yield offset, [data]
-
-        return (lambda first=first: block(first) for first in range(0, rows, step))  # type: ignore[misc]
+        full, rest = divmod(rows, PANEL)
+        rng = self._rng(2)
+        values = topic_rows(PANEL, variants_of(cols), cols, self.own, rng)
+        values /= np.float32(self.embed_scale)
+        whole = [(Mosaic(tensor.codec, values), full)] if full else []
+        last = [(Mosaic(tensor.codec, values[:rest]), 1)] if rest else []
+        at = 0
+        for mosaic, panels in whole + last:
+            scales = np.tile(mosaic.scales, panels)
+            yield at, scales
+            at += scales.size
+        for mosaic, panels in whole + last:
+            for panel in mosaic.panels(panels, rng):
+                yield at, panel
+                at += panel.size
 
     def _parts(self, number: int, tensor: TrunkTensor) -> Parts:
         spec, rows = tensor.spec, max(1, tensor.spec.rows)
+        rng = self._rng(3, number)
+        if spec.name == "embed":
+            yield from self._embedding(tensor)
+            return
         if spec.kind == "matrix" and not spec.name.endswith("moe.router"):
             pool = self.pool(tensor.codec, spec.cols, deviation(spec.name, spec.cols))
             stride = tensor.nbytes // spec.matrices
             for matrix in range(spec.matrices):
-                yield matrix * stride, pool.matrix(rows)
+                at = matrix * stride
+                for piece in pool.matrix(rows, rng):
+                    yield at, piece
+                    at += piece.size
             return
         if spec.name.endswith("moe.router"):
-            values = router(rows, spec.cols, self._rng(3, number))
+            values = router(rows, spec.cols, rng)
         else:
-            values = small_tensor(spec, self._rng(4, number))
-        for offset, data in encode_block(tensor.codec, values, 0, values.shape[0]):
-            yield offset, [data]
+            values = small_tensor(spec, rng)
+        yield from encode_block(tensor.codec, values, 0, values.shape[0])
 
     def write_trunk(self, file: PartialFile, progress: Progress) -> None:
-        """Tensors in the order in which they lie, so that what is done is read for its checksums
-        meanwhile."""
-        os.ftruncate(file.fd, self.pre.trunk_bytes)
-        follower = Follower(file.fd, TRUNK_CHUNK)
-
-        def write(tensor: TrunkTensor, parts: Parts) -> None:
-            for offset, pieces in parts:
-                write_pieces(file.fd, pieces, tensor.offset + offset)
-
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            try:
-                for number, tensor in enumerate(self.pre.trunk):
-                    follower.advance(tensor.offset)
-                    if tensor.spec.name == "embed":
-                        blocks = self._embedding(tensor)
-                        list(threads.map(lambda make: write(tensor, make()), blocks))  # noqa: B023
-                    else:
-                        write(tensor, self._parts(number, tensor))
-                    progress(tensor.nbytes)
-                follower.finish(self.pre.trunk_bytes)
-            finally:
-                follower.close()
-        file.sha256 = follower.digest.hexdigest()
-        file.record["crc32c"] = follower.checksums
-        _drop_cached(file.fd)
+        """Tensors in the order in which they lie."""
+        with Stream(file.fd, self.pre.trunk_bytes, TRUNK_CHUNK) as out:
+            for number, tensor in enumerate(self.pre.trunk):
+                for offset, piece in self._parts(number, tensor):
+                    out.skip_to(tensor.offset + offset)
+                    out.put(piece)
+                progress(tensor.nbytes)
+        file.sha256 = out.digest.hexdigest()
+        file.record["crc32c"] = out.checksums
+        if not out.direct:
+            _drop_cached(file.fd)
 
     # -- experts -----------------------------------------------------------------------------
 
     def write_books(self, file: PartialFile) -> None:
-        sets = [
-            self.books.of(bank.codec)
-            for bank in self.pre.banks if bank.codec in RVQ_BITS
-            for _ in codebooks.KINDS
-        ]  # fmt: skip
+        with self._lock:
+            sets = [
+                self.books.of(bank.codec)
+                for bank in self.pre.banks if bank.codec in RVQ_BITS
+                for _ in codebooks.KINDS
+            ]  # fmt: skip
         data = np.concatenate(sets)
         file.write(data)
         file.record["crc32c"] = [crc32c(data)]
@@ -145,17 +151,19 @@ class Synthesis:
         hidden, inner = bank.spec.hidden, bank.spec.inner
         gain = expert_gain(part_of(self.pre, bank.spec.layer))
         key = bank.codec, hidden, inner, bank.bias, gain
-        if key not in self._records:
-            count = max(4, min(64, bank.spec.experts, _BODY_BYTES // bank.record_bytes))
-            wide = self.pool(bank.codec, hidden, 1 / np.sqrt(hidden))
-            narrow = self.pool(bank.codec, inner, gain / np.sqrt(inner))
-            made = page_aligned(count, bank.record_bytes)
-            gate, up, down = bank.parts
-            for record in made:
-                for at, pool, rows in ((gate, wide, inner), (up, wide, inner), (down, narrow, hidden)):
-                    copy_pieces(pool.matrix(rows), record[at:])
-            self._records[key] = made, [crc32c(record[HEADER:]) for record in made]
-        return self._records[key]
+        with self._lock:
+            if key not in self._records:
+                count = max(4, min(64, bank.spec.experts, _BODY_BYTES // bank.record_bytes))
+                wide = self.pool(bank.codec, hidden, 1 / np.sqrt(hidden))
+                narrow = self.pool(bank.codec, inner, gain / np.sqrt(inner))
+                made = page_aligned(count, bank.record_bytes)
+                rng = self._rng(4, CODEC_NUMBERS[bank.codec], hidden, inner, bank.bias, _bits(gain))
+                gate, up, down = bank.parts
+                for record in made:
+                    for at, pool, rows in ((gate, wide, inner), (up, wide, inner), (down, narrow, hidden)):
+                        copy_pieces(pool.matrix(rows, rng), record[at:])
+                self._records[key] = made, [crc32c(record[HEADER:]) for record in made]
+            return self._records[key]
 
     def write_bank(self, file: PartialFile, bank: Bank, progress: Progress) -> None:
         records, sums = self.records(bank)
@@ -165,16 +173,16 @@ class Synthesis:
             [rng.permutation(count) for _ in range(-(-bank.spec.experts // count))]
         ).tolist()
         checksums: list[int] = []
+        firsts = page_aligned(bank.spec.experts, PAGE)  # a record's header and what shares its page
         with HashedWriter(file.fd) as out:
-            for expert in range(bank.spec.experts):
-                chosen = order[expert]
-                record = records[chosen]
+            for expert, first in enumerate(firsts):
+                record = records[order[expert]]
                 header = record_header(bank, expert)
-                crc = crc32c_join(crc32c(header), sums[chosen], record.size - HEADER)
-                out.wait_for(chosen)
-                record[: HEADER - 4] = np.frombuffer(header, np.uint8, HEADER - 4)
-                record[HEADER - 4 : HEADER] = np.frombuffer(struct.pack("<I", crc), np.uint8)
-                out.put(chosen, record)
+                crc = crc32c_join(crc32c(header), sums[order[expert]], record.size - HEADER)
+                first[:] = record[:PAGE]
+                first[: HEADER - 4] = np.frombuffer(header, np.uint8, HEADER - 4)
+                first[HEADER - 4 : HEADER] = np.frombuffer(struct.pack("<I", crc), np.uint8)
+                out.put(first, record[PAGE:])
                 checksums.append(crc)
                 progress(bank.record_bytes)
         file.sha256 = out.digest.hexdigest()
@@ -212,15 +220,30 @@ def synthesise(
             )
         progress(sum(files[name] for name in out.done))
 
-        def run(name: str, fill: Callable[[PartialFile], None]) -> None:
-            if name not in out.done:
-                out.write_file(name, files[name], fill)
+        lock = Lock()
 
-        run("trunk.bin", lambda file: made.write_trunk(file, progress))
+        def counted(count: int) -> None:
+            with lock:
+                progress(count)
+
+        work: list[tuple[str, Callable[[PartialFile], None]]] = [
+            ("trunk.bin", lambda file: made.write_trunk(file, counted)),
+            *((bank.file, lambda file, bank=bank: made.write_bank(file, bank, counted))  # type: ignore[misc]
+              for bank in pre.banks),
+        ]  # fmt: skip
         if codebooks.FILE in files:
-            run(codebooks.FILE, made.write_books)
-        for bank in pre.banks:
-            run(bank.file, lambda file, bank=bank: made.write_bank(file, bank, progress))
+            work.insert(0, (codebooks.FILE, made.write_books))
+        with ThreadPoolExecutor(min(_FILES, os.cpu_count() or 1)) as threads:
+            running = [
+                threads.submit(out.write_file, name, files[name], fill)
+                for name, fill in work if name not in out.done
+            ]  # fmt: skip
+            try:
+                for file in running:
+                    file.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
         out.finish(build_manifest(pre, {name: out.done[name] for name in files}, {}, SYNTH))
         ids = islice(topic_chain(pre.plan.vocab_size, seed), tokens)
         (target / TOKENS).write_text("".join(f"{one}\n" for one in ids))
