@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[], help="further options of headrace bench")
     o = parser.parse_args()
     bench = [o.headrace, "bench", o.container, "--ids", o.ids, "--prefill", str(o.prefill), "--decode",
-             str(o.decode), "--repeats", "1", "--cold", "--json", "--ram", o.ram, *o.option]
+             str(o.decode), "--repeats", "1", "--cold", "--json", "--ram", o.ram,
+             "--ctx", str(o.prefill + o.decode), *o.option]
     reads, bounds = [], []
     before = probe(o.headrace, o.container, o.ram)
     for _ in range(o.rounds):

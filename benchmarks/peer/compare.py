@@ -66,7 +66,8 @@ def main() -> None:
     o = parser.parse_args()
     ours = [o.headrace, "bench", o.container, "--ids", o.ids, "--prefill", str(o.prefill), "--decode",
             str(o.decode), "--repeats", "1", "--cold", "--json", "--threads", str(o.threads),
-            "--ram", f"{(o.limit - o.slack) >> 20}MiB", *o.option]
+            "--ram", f"{(o.limit - o.slack) >> 20}MiB", "--ctx", str(o.prefill + o.decode + 8),
+            *o.option]
     theirs = [o.peer, o.gguf, o.ids, str(o.prefill), str(o.decode), str(o.threads), "mapped"]
     rows = []
     for _ in range(o.rounds):

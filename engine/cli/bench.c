@@ -1,12 +1,13 @@
 #include "cli/bench.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "cli/cold.h"
 
-enum { DEFAULT_PREFILL = 128, DEFAULT_DECODE = 32, DEFAULT_REPEATS = 5 };
+enum { DEFAULT_PREFILL = 128, DEFAULT_DECODE = 32, DEFAULT_REPEATS = 5, DEFAULT_CTX = 4096 };
 
 struct bench_options {
     struct model_options model;
@@ -127,6 +128,11 @@ static hr_status run_repeats(const struct bench_options *o, struct tokens *t, ui
     if (st != HR_OK) return st;
     run->info.size = sizeof run->info;
     st = hr_model_get_info(model, &run->info, err);
+    if (st == HR_OK && run->info.ctx < o->prefill + o->decode) {
+        snprintf(err->detail, sizeof err->detail, "bench: this model knows positions up to %u, "
+                 "--prefill and --decode ask for %u", run->info.ctx, o->prefill + o->decode);
+        st = HR_ERR_USAGE;
+    }
     if (st == HR_OK) st = hr_session_create(model, &session, err);
     if (st == HR_OK) interrupt_watch(session);
     for (uint32_t i = first; i <= last && st == HR_OK; i++) {
@@ -187,8 +193,10 @@ static int parse(int argc, char **argv, struct bench_options *o)
     if (o->prefill == 1 || tokens == 0)
         return report_failure(HR_ERR_USAGE, json, "bench: give --prefill of 2 or more tokens, or 0, "
                               "and then --decode of 1 or more");
-    if (o->model.params.ctx == 0 && tokens <= UINT32_MAX) o->model.params.ctx = (uint32_t)tokens;
-    if (o->model.params.ctx < tokens)
+    /* Otherwise that of other commands: a shorter one would leave more memory to the cache. */
+    if (o->model.params.ctx == 0 && tokens > DEFAULT_CTX)
+        o->model.params.ctx = tokens < UINT32_MAX ? (uint32_t)tokens : UINT32_MAX;
+    if (o->model.params.ctx > 0 && o->model.params.ctx < tokens)
         return report_failure(HR_ERR_USAGE, json, "bench: --ctx %u does not hold --prefill %u and "
                               "--decode %u", o->model.params.ctx, o->prefill, o->decode);
     return EXIT_OK;

@@ -272,6 +272,23 @@ def test_streamed_model(headrace_bin, model_dir, id_file):
     assert found["stats"]["tokens_decoded"] == 4 * 12  # one repeat is not measured
 
 
+def test_the_cache_is_the_one_that_run_has(headrace_bin, headrace, model_dir, id_file):
+    """With the same --ram, unless another context is asked for."""
+    args = ["--ids", id_file, "--prefill", 8, "--decode", 2, "--repeats", 1, "--ram", "12MiB"]
+    planned = headrace.plan(model_dir, ram="12MiB")
+    for more, ctx in ([], planned.ctx), (["--ctx", 10], 10):
+        found = model_bench(headrace_bin, model_dir, *args, *more)
+        assert found["model"]["ctx"] == ctx
+        assert found["stats"]["cache_slots"] == headrace.plan(model_dir, ram="12MiB", ctx=ctx).cache_slots
+    assert found["stats"]["cache_slots"] > planned.cache_slots
+
+
+def test_more_positions_than_the_model_knows(headrace_bin, headrace, model_dir):
+    most = headrace.plan(model_dir).ctx
+    done = bench(headrace_bin, str(model_dir), "--prefill", str(most), "--decode", "1")
+    assert done.returncode == 2 and str(most).encode() in done.stderr
+
+
 def test_resident_model_reads_nothing_once_it_is_warm(headrace_bin, model_dir, id_file):
     found = model_bench(headrace_bin, model_dir, "--ids", id_file, "--prefill", 0, "--decode", 300,
                         "--repeats", 1)
