@@ -203,6 +203,7 @@ typedef struct hr_plan_result {
     uint32_t threads, io_threads, has_tokenizer;
     uint32_t expert_activations; /* of expert_codec, as in hr_model_info */
     char trunk_codec[16], expert_codec[16]; /* that hold most bytes */
+    uint64_t shared_per_token; /* of trunk_per_token: experts of every token, computed while others are read */
 } hr_plan_result;
 
 /* Fills *plan for the container at `path`; fails only when the container is not

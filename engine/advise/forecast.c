@@ -39,11 +39,17 @@ static double bandwidth_at(const struct estimate_input *in, double m)
     return best;
 }
 
-/* Seconds of one layer's experts when m of them are missing: reads fly together, what is cached
- * computes meanwhile, the last to land computes alone. */
+/* Of a layer with experts. */
+static double shared_seconds(const struct estimate_input *in)
+{
+    return in->shared / in->trunk_rate / in->moe_layers;
+}
+
+/* Seconds of one layer's experts when m of them are missing: reads fly together, what is cached or
+ * shared computes meanwhile, the last to land computes alone. */
 static double layer_seconds(const struct estimate_input *in, double m, double *disk)
 {
-    const double one = in->record / in->expert_rate, all = in->top_k * one;
+    const double one = in->record / in->expert_rate, all = in->top_k * one + shared_seconds(in);
     if (m <= 0) return all;
     const double read = m * in->record / bandwidth_at(in, m);
     *disk += read;
@@ -76,7 +82,7 @@ void estimate(const struct estimate_input *in, struct estimate *out)
     }
     out->disk = in->moe_layers * disk;
     out->seconds = trunk + in->moe_layers * experts;
-    out->compute = trunk;
+    out->compute = trunk + in->shared / in->trunk_rate;
     if (in->moe_layers > 0)
         out->compute += in->moe_layers * in->top_k * in->record / in->expert_rate;
     out->bytes = in->moe_layers * missing * in->record;
@@ -102,7 +108,8 @@ static hr_status prepare(const hr_forecast_params *p, struct estimate_input *in,
         in->in_flight = probe->best_depth > 2 ? probe->best_depth : 2;
     in->slots = plan->cache_slots;
     if (experts) in->record = (double)plan->experts_per_token / plan->moe_layers / plan->top_k;
-    in->trunk = (double)plan->trunk_per_token;
+    in->shared = experts ? fmin((double)plan->shared_per_token, (double)plan->trunk_per_token) : 0;
+    in->trunk = (double)plan->trunk_per_token - in->shared;
     in->state = (double)plan->state_per_token + (double)plan->state_per_position * position;
     in->expert_rate = probe->expert_rate;
     in->trunk_rate = probe->trunk_rate;
@@ -244,7 +251,7 @@ static void find_band(const struct estimate_input *in, const hr_forecast_params 
 static int32_t limit_of(const struct estimate_input *in, const struct estimate *e)
 {
     if (e->disk > e->compute) return HR_LIMIT_DISK;
-    const double bytes = in->trunk + in->moe_layers * in->top_k * in->record;
+    const double bytes = in->trunk + in->shared + in->moe_layers * in->top_k * in->record;
     /* What a plain read of the same bytes would take. */
     return bytes / in->memory_rate > 0.75 * e->compute ? HR_LIMIT_MEMORY : HR_LIMIT_COMPUTE;
 }

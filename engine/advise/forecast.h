@@ -11,7 +11,7 @@ struct estimate_input {
     uint32_t layers, moe_layers, experts, top_k, in_flight;
     uint64_t slots;
     double record;   /* bytes of an expert */
-    double trunk, state; /* bytes per token */
+    double trunk, shared, state; /* bytes per token; trunk without the shared experts */
     double expert_rate, trunk_rate, memory_rate, dispatch;
     double bandwidth[4]; /* at 1, 2, 4, 8 reads in flight; 0: unknown */
     double hit_rate;

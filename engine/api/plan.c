@@ -38,6 +38,7 @@ static void fill_token(const struct container *c, const struct architecture *a, 
     struct token_cost cost;
     token_cost_of(c, a, &cost);
     r->trunk_per_token = cost.trunk;
+    r->shared_per_token = cost.shared;
     r->experts_per_token = cost.experts;
     r->state_per_token = cost.state;
     r->state_per_position = cost.state_per_position;

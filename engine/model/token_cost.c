@@ -50,6 +50,7 @@ void token_cost_of(const struct container *c, const struct architecture *a, stru
     for (uint32_t i = 0; i < c->tensor_count; i++) {
         const struct tensor_entry *t = &c->tensors[i];
         if (a->tied || strcmp(t->name, "embed") != 0) out->trunk += t->bytes;
+        if (of_layers(t) && strstr(t->name, ".moe.shared.") != NULL) out->shared += t->bytes;
         if (!of_layers(t) || t->codec != out->trunk_codec || t->bytes / t->count <= largest) continue;
         largest = t->bytes / t->count;
         out->rows = t->rows;

@@ -7,6 +7,7 @@
 
 struct token_cost {
     uint64_t trunk;        /* bytes of resident weights: all but the embedding, of which it takes a row */
+    uint64_t shared;       /* of these, the experts that every token uses */
     uint64_t experts;      /* bytes of expert records: the working set */
     uint64_t state;        /* bytes of recurrent state, read and written */
     uint64_t state_per_position; /* bytes of attention state, for every token before */

@@ -152,6 +152,7 @@ class hr_plan_result(c.Structure):
         ("expert_activations", _u32),
         ("trunk_codec", c.c_char * 16),
         ("expert_codec", c.c_char * 16),
+        ("shared_per_token", _u64),
     ]
 
 

@@ -37,6 +37,7 @@ class Plan:
         threads, io_threads: as chosen.
         trunk_codec, expert_codec: those that hold most bytes; "none" without experts.
         expert_activations: bits of those that the experts meet, 22 or 8; 0: float32, or no experts.
+        shared_per_token: of `trunk_per_token`, the experts of every token, computed while others are read.
     """
 
     trunk: int
@@ -76,6 +77,7 @@ class Plan:
     trunk_codec: str
     expert_codec: str
     expert_activations: int = 0
+    shared_per_token: int = 0
 
     @classmethod
     def from_c(cls, raw: _abi.hr_plan_result) -> Plan:

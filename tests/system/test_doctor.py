@@ -39,6 +39,8 @@ def test_what_a_token_costs(headrace, model_dir) -> None:
     embed = next(t["bytes"] for t in tensors if t["name"] == "embed")
     assert plan.trunk_per_token == (held if manifest["model"]["head"] == "embed" else held - embed)
     top_k = [f["top_k"] for f in manifest["model"]["ffns"] if f["kind"] == "moe"][0]
+    shared = [t["bytes"] for t in tensors if ".shared." in t["name"]]
+    assert plan.shared_per_token == sum(shared)
     assert plan.experts_per_token == sum(top_k * b["record_bytes"] for b in manifest["experts"])
     assert (plan.trunk_codec, plan.expert_codec) == ("int8", "int8")
     assert (plan.layers, plan.moe_layers, plan.top_k) == (8, 8, 4)

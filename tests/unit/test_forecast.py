@@ -77,6 +77,17 @@ def test_misses_as_counted_beat_a_mean(forecast, plan, machine) -> None:
     assert mean.bytes_read == pytest.approx(even.bytes_read)
 
 
+def test_shared_experts_are_computed_while_others_are_read(forecast, plan, machine) -> None:
+    shared = replace(plan, trunk_per_token=GIB + 96 * MIB, shared_per_token=96 * MIB)
+    seconds = {hits: 1 / forecast(shared, machine, hit_rate=hits).tokens_per_second for hits in (0, 1)}
+    alone = {hits: 1 / forecast(plan, machine, hit_rate=hits).tokens_per_second for hits in (0, 1)}
+    assert seconds[0] == pytest.approx(alone[0]), "2 MiB in a layer that waits for eight records"
+    assert seconds[1] == pytest.approx(alone[1] + 96 * MIB / (20 * GB))
+    for hits in (0, 0.5, 1):
+        found = forecast(shared, machine, hit_rate=hits)
+        assert found.seconds_compute == pytest.approx((GIB + 96 * MIB + 384 * 2 * MIB) / (20 * GB))
+
+
 def test_depth_follows_what_a_layer_misses(headrace, forecast, plan, machine) -> None:
     deep = replace(machine, disk=rates(headrace, 1 * GB, 2 * GB, 4 * GB, 8 * GB), best_depth=8)
     one = forecast(plan, deep, misses=[0, 1])
