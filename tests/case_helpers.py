@@ -38,7 +38,7 @@ def environment() -> dict[str, str]:
 
 def run(command: list[object], **options: object) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([str(c) for c in command], capture_output=True,
-                          **{"timeout": 120, **options})  # type: ignore[call-overload]
+                          **{"timeout": 900, **options})  # type: ignore[call-overload]
 
 
 def limited(command: list[object], **limits: int) -> subprocess.CompletedProcess[bytes]:

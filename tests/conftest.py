@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 for folder in (ROOT / "tests", ROOT / "python", ROOT / "tools"):
@@ -21,6 +22,10 @@ from support import headers  # noqa: E402
 # interrupt a command would wait in vain.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes, and to be made, says something about the machine only.
+settings.register_profile("suite", deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("suite")
 
 CHECKPOINT = ROOT / "models" / "tiny-qwen3.5-moe"
 FIXTURES = ROOT / "tests" / "fixtures"

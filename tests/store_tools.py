@@ -194,6 +194,18 @@ def reads(lib: tuple[Any, Any], read: Read) -> Iterator[None]:
         C.direct_io_set_pread(ffi.NULL)
 
 
+@contextmanager
+def clock(lib: tuple[Any, Any], now: Callable[[], float]) -> Iterator[None]:
+    """Replaces the engine's clock: with it, what took how long is up to the test."""
+    ffi, C = lib
+    keep = ffi.callback("double(void)", now)
+    C.clock_set(keep)
+    try:
+        yield
+    finally:
+        C.clock_set(ffi.NULL)
+
+
 def can_be_direct(directory: Path) -> bool:
     """Whether this file system takes an aligned O_DIRECT read."""
     probe = directory / "probe"

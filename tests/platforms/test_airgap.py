@@ -33,7 +33,7 @@ def blocks(kind: str) -> list[str]:
 def follow(commands: str, place: Path, isolate: list[str]) -> str:
     """Runs the commands in a shell that stops at the first failure; standard output."""
     done = subprocess.run([*isolate, "bash", "-c", "set -eu\n" + commands], cwd=place,
-                          env=tool_environment(), capture_output=True, text=True, timeout=280)
+                          env=tool_environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, f"{commands}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done.stdout
 

@@ -37,7 +37,7 @@ def wine(built, tmp_path_factory) -> dict[str, str]:
     env = {**os.environ, "WINEDEBUG": "-all", "LC_ALL": "C.UTF-8", "DISPLAY": "",
            "WINEPREFIX": str(tmp_path_factory.mktemp("wine")), "WINEDLLOVERRIDES": "mscoree,mshtml="}
     first = subprocess.run(["wine", str(built / "headrace.exe"), "version"], env=env,
-                           capture_output=True, text=True, timeout=280)
+                           capture_output=True, text=True, timeout=900)
     if first.returncode != 0:
         pytest.skip(f"this wine runs no program: {first.stderr[-300:]}")
     return env
@@ -88,7 +88,7 @@ def test_bytes_of_pipes_and_files(program, headrace_bin, model_dir, tmp_path):
 
     def output(command: list, prompt: list) -> bytes:
         done = subprocess.run([*map(str, command), "run", str(model_dir), *prompt, *tail], input=text,
-                              capture_output=True, timeout=120)
+                              capture_output=True, timeout=900)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

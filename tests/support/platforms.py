@@ -55,7 +55,7 @@ def compiled(directory: Path, setup: Sequence[str], *targets: str) -> Path:
 
 def run(command: Sequence[str | Path], **kwargs) -> str:
     """Standard output of a command that must succeed."""
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=240,
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=900,
                           **kwargs)
     shown = " ".join(map(str, command))
     assert done.returncode == 0, f"{shown}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -92,7 +92,7 @@ def logits_hash(program: Sequence[str | Path], container: Path | str, ids: Path 
 def emulator_works(command: Sequence[str]) -> bool:
     """Whether a command can be started here at all."""
     try:
-        return subprocess.run(command, capture_output=True, timeout=60,
+        return subprocess.run(command, capture_output=True, timeout=300,
                               env={**os.environ, "LC_ALL": "C"}).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -19,6 +19,7 @@ from containers import edit_manifest, make_container
 from convert_helpers import IDS_ONLY
 from convert_helpers import run as convert
 from headrace_tools.convert import cli
+from support.processes import SMALL_PIPE
 from support.sanitizers import sanitized
 from tiny_checkpoint import write_checkpoint
 
@@ -199,12 +200,13 @@ def test_b31_killed_is_not_finished(headrace_bin, model_dir):
     """SIGKILL in the middle: the text so far has arrived, the status says killed, nothing says done."""
     process = subprocess.Popen(
         [str(headrace_bin), "run", str(model_dir), "-p", "The captain stood", "-n", "0", "--ctx", "2048",
-         "--temp", "1", "--threads", "1", "--isa", "reference"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+         "--temp", "1", "--seed", "1", "--threads", "1", "--isa", "reference"], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, pipesize=SMALL_PIPE)  # it does not end unless all is read
     text = b""
     while len(text) < 20:
         text += os.read(process.stdout.fileno(), 64)
     process.send_signal(signal.SIGKILL)
-    rest, messages = process.communicate(timeout=30)
+    rest, messages = process.communicate(timeout=900)
     assert process.returncode == -signal.SIGKILL
     assert len(text + rest) >= 20 and b"finish" not in messages and b"tokens/s" not in messages
 

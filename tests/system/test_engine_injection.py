@@ -107,7 +107,7 @@ def test_every_allocation_with_a_tokenizer(engine_loop, model_dir):
 
 
 def test_slow_drive(engine_loop, tmp_path):
-    """B24: with 200 ms for a read, prefill is cancelled within three of them, not within a layer's
+    """B24: with 200 ms for a read, prefill is cancelled within a few of them, not within a layer's
     sixty-four; the reads can be counted meanwhile."""
     make_container(tmp_path / "model", layers=2, experts=64, hidden=64, inner=32, codec="int8",
                    top_k=4, tokenizer=None)

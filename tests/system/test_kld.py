@@ -264,11 +264,11 @@ def test_both_engines_share_the_ceiling(headrace, model_bf16, model_dir):
 
 def test_interrupt(headrace, model_bf16, model_dir, tmp_path):
     process = child(f"sys.exit(main([{str(model_bf16)!r}, {str(model_dir)!r}, '--text', {str(VAL)!r}, "
-                    f"'--limit', '20', '--per-position', {str(tmp_path / 'p.npz')!r}]))")
+                    f"'--limit', '100', '--per-position', {str(tmp_path / 'p.npz')!r}]))")
     assert "predictions" in process.stderr.readline()
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=900)
     assert process.returncode == 130, err
     assert out == "" and "Traceback" not in err and "interrupted after" in err
     assert not list(tmp_path.iterdir())

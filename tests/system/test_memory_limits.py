@@ -33,7 +33,7 @@ def run(headrace_bin: Path, model: Path, *options: str, before: Callable[[], Non
     return subprocess.run(
         [*prefix, str(headrace_bin), "run", str(model), "-p", PROMPT, "--json", "--ctx", "256",
          "--max-tokens", "12", "--threads", "2", "--io-threads", "2", *options],
-        capture_output=True, text=True, preexec_fn=before, timeout=120)
+        capture_output=True, text=True, preexec_fn=before, timeout=900)
 
 
 @pytest.fixture(scope="module")

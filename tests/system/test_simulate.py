@@ -22,7 +22,7 @@ def trace(headrace_bin, model_dir, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     subprocess.run([str(headrace_bin), "trace", str(model_dir), "-f", str(ROOT / "models" / "val.txt"),
                     "--tokens", str(PROMPT + DECODED), "--read-ahead", "4", "-o", str(path)], check=True, capture_output=True,
-                   timeout=60)
+                   timeout=900)
     return path
 
 
@@ -81,30 +81,29 @@ def test_what_is_read_ahead_agrees(headrace, model_dir, trace, ids, ram: str, wi
 @pytest.mark.parametrize("width", [0, 4])
 def test_speed_on_a_slow_drive(headrace, headrace_bin, build_dir, model_dir, trace, ids, tmp_path,
                                width: int) -> None:
-    """A drive of 12 MB/s that reads one record after the other: 25 % around what the engine does at its
-    best of three, other programs only delay it."""
+    """A drive of 12 MB/s that reads one record after the other, in a time that other programs do not
+    change: 25 % around what the engine does."""
     shim, rate, prompt, decoded = build_dir / "tests" / "faults" / "libthrottle.so", 12e6, 8, 12
     if not shim.exists():
         pytest.skip("this build has no shim for system calls")
     (tmp_path / "ids").write_text(" ".join(map(str, ids)))
-    command = [str(headrace_bin), "bench", str(model_dir), "--ram", "12MiB", "--ctx", "512", "--chunk",
-               "16", "--ids", str(tmp_path / "ids"), "--prefill", str(prompt), "--decode", str(decoded),
-               "--repeats", "1", "--cold", "--read-ahead", str(width or "off"), "--json"]
+    done = subprocess.run(
+        [str(headrace_bin), "bench", str(model_dir), "--ram", "12MiB", "--ctx", "512", "--chunk", "16",
+         "--ids", str(tmp_path / "ids"), "--prefill", str(prompt), "--decode", str(decoded), "--repeats",
+         "1", "--cold", "--read-ahead", str(width or "off"), "--json"],
+        env={**os.environ, "LD_PRELOAD": str(shim), "THROTTLE": str(rate)}, check=True,
+        capture_output=True, timeout=900)
+    decode = json.loads(done.stdout)["decode"]
+    arithmetic = (decode["seconds_compute"] + decode["seconds_other"]) / decoded
     recorded = read_trace(trace)
     plan = headrace.plan(model_dir, ram="12MiB", ctx=512, chunk=16, read_ahead=width or "off")
-    layers, n, ratios = recorded.routes.shape[1], prompt + decoded, []
-    while len(ratios) < 3 and (not ratios or abs(ratios[-1] - 1) > 0.25):
-        done = subprocess.run(command, env={**os.environ, "LD_PRELOAD": str(shim), "THROTTLE": str(rate)},
-                              check=True, capture_output=True, timeout=60)
-        decode = json.loads(done.stdout)["decode"]
-        arithmetic = (decode["seconds_compute"] + decode["seconds_other"]) / decoded
-        found = headrace.simulate(
-            recorded.routes[:n], plan.cache_slots, experts=recorded.experts, prefill=prompt, chunk=16,
-            warm_up=prompt, guesses=recorded.guesses[:n], read_ahead=width,
-            pace=headrace.Pace(read=plan.record_bytes / rate, layer=arithmetic / layers, in_flight=2))
-        assert found.alone == decoded
-        ratios.append(decode["tokens_per_second"] / (found.alone / found.seconds))
-    assert ratios[-1] == pytest.approx(1, abs=0.25), ratios
+    layers, n = recorded.routes.shape[1], prompt + decoded
+    found = headrace.simulate(
+        recorded.routes[:n], plan.cache_slots, experts=recorded.experts, prefill=prompt, chunk=16,
+        warm_up=prompt, guesses=recorded.guesses[:n], read_ahead=width,
+        pace=headrace.Pace(read=plan.record_bytes / rate, layer=arithmetic / layers, in_flight=2))
+    assert found.alone == decoded
+    assert decode["tokens_per_second"] == pytest.approx(found.alone / found.seconds, rel=0.25)
 
 
 def simulate(capsys, *args: object) -> tuple[int, str, str]:

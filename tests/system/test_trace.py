@@ -17,7 +17,7 @@ TEXT = "The captain stood upon the deck and looked at the sea, and said nothing 
 
 def trace(binary, *args, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([str(binary), "trace", *map(str, args)], input=stdin,
-                          capture_output=True, timeout=60)
+                          capture_output=True, timeout=900)
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ def test_writers_of_one_file_take_turns(container, headrace, tmp_path):
             saver.join(0.3)
             assert saver.is_alive() and partial.read_bytes() == b"theirs" * 1000
             partial.rename(file)
-        saver.join(10)
+        saver.join(600)
     assert tokens(file) == len(PROMPT) and not partial.exists()
 
 
@@ -147,7 +147,7 @@ def test_what_a_killed_writer_left_is_no_hindrance(container, headrace, tmp_path
 
 
 def command(*words: object, code: int = 0) -> subprocess.CompletedProcess:
-    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=900)
     assert done.returncode == code, done.stderr
     return done
 

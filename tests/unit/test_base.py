@@ -366,7 +366,7 @@ def test_every_task_runs_once_under_concurrent_callers(lib, threads: int) -> Non
     for c in callers:
         c.start()
     for c in callers:
-        c.join(60)
+        c.join(600)
     alive = any(c.is_alive() for c in callers)
     assert not alive and not faults
     C.pool_free(pool)
@@ -386,7 +386,7 @@ def test_workers_take_part_and_run_in_the_engines_float_mode(lib) -> None:
 
     @ffi.callback("void(void *, uint32_t, uint32_t)")
     def task(_ctx, _index: int, worker: int) -> None:
-        meet.wait(30)  # three tasks at once: each has a worker of its own
+        meet.wait(600)  # three tasks at once: each has a worker of its own
         products[worker] = tiny[0] * 1.0
 
     C.pool_run(pool, 3, task, ffi.NULL)

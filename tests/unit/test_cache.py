@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import threading
-import time
 from collections import OrderedDict
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from containers import edit_manifest, make_container
 from store_tools import (ALWAYS, AUTO, FIRST, FORMAT, IO, LFU, LRU, MEMORY, OFF, USAGE, Cache,
                          Container, StoreError, plain_read, reads)
+from support.processes import until
 
 LAYERS, EXPERTS, TOP_K = 4, 24, 4
 WORKING_SET = LAYERS * TOP_K
@@ -55,7 +55,7 @@ class Gate:
 
     def __call__(self, fd: int, buffer, offset: int) -> int:
         self.calls += 1
-        assert self.open.wait(20)
+        assert self.open.wait(600)
         return -self.outcome if self.outcome else plain_read(fd, buffer, offset)
 
 
@@ -232,14 +232,13 @@ def test_abort_takes_queued_reads_back(lib, container, store) -> None:
         with reads(lib, gate):
             cache.begin(0, [0, 1, 2, 3, 4, 5], 0)
             cache.begin(0, [5], 1)
-            while gate.calls == 0:
-                time.sleep(0.001)
+            until(lambda: gate.calls)
             done = threading.Thread(target=cache.abort, args=(0,))
             done.start()
-            time.sleep(0.05)
+            until(lambda: cache.stats()["used"] == 2)  # the one that has begun and the other lane's
             assert done.is_alive(), "waits for the read that has begun"
             gate.open.set()
-            done.join(20)
+            done.join(600)
             assert not done.is_alive()
             lease = cache.next(1)
         assert lease.data == store.record(0, 5), "another lane wanted it"
@@ -410,7 +409,7 @@ def test_threads_as_lanes(container, store, slots) -> None:
         for t in threads:
             t.start()
         for t in threads:
-            t.join(60)
+            t.join(600)
         assert not any(t.is_alive() for t in threads) and not wrong
         s = cache.stats()
         assert s["leases"] == 0 and s["used"] <= s["slots"]

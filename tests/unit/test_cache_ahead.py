@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 
 import pytest
 
 from containers import make_container
 from store_tools import LFU, Cache, Container, StoreError, plain_read, reads
+from support.processes import until
 
 LAYERS, EXPERTS = 3, 16
 
@@ -29,12 +29,12 @@ def container(lib, made):
 
 def settle(cache: Cache) -> dict[str, int]:
     """Statistics once no read ahead is open."""
-    for _ in range(2000):
+    def ended() -> bool:
         s = cache.stats()
-        if s["ahead_issued"] == s["reads"] - (s["misses"] - s["ahead_used"]) + s["ahead_cancelled"]:
-            return s
-        time.sleep(0.002)
-    raise AssertionError(f"reads ahead never ended: {cache.stats()}")
+        return s["ahead_issued"] == s["reads"] - (s["misses"] - s["ahead_used"]) + s["ahead_cancelled"]
+
+    until(ended)
+    return cache.stats()
 
 
 def check(made, leases) -> None:
@@ -103,7 +103,7 @@ class Gate:
 
     def __call__(self, fd: int, buffer, offset: int) -> int:
         self.order.append(offset)
-        assert self.open.wait(20)
+        assert self.open.wait(600)
         return -self.fail if self.fail else plain_read(fd, buffer, offset)
 
 
@@ -112,8 +112,7 @@ def test_waiting_reads_go_first_and_wrong_ones_are_cancelled(lib, container, mad
     with Cache(container, 16, transient=2, ahead=4, io_threads=1, direct=False) as cache:
         with reads(lib, gate):
             cache.read_ahead(1, [8, 9, 10, 11])
-            while not gate.order:
-                time.sleep(0.001)
+            until(lambda: gate.order)
             cache.begin(1, [2, 9])
             s = cache.stats()
             assert s["ahead_cancelled"] == 2, "10 and 11 had not begun and were not asked for"
@@ -135,8 +134,7 @@ def test_a_read_in_flight_is_joined(lib, container, made) -> None:
     with Cache(container, 16, transient=2, ahead=4, io_threads=2, direct=False) as cache:
         with reads(lib, gate):
             cache.read_ahead(2, [5])
-            while not gate.order:
-                time.sleep(0.001)
+            until(lambda: gate.order)
             cache.begin(2, [5])
             assert cache.next(block=False) is None
             gate.open.set()
@@ -152,10 +150,7 @@ def test_a_failed_guess_is_silent(lib, container, made) -> None:
     with Cache(container, 16, transient=2, ahead=4, io_threads=1, direct=False) as cache:
         with reads(lib, gate):
             cache.read_ahead(1, [5, 6])
-            for _ in range(2000):
-                if cache.stats()["ahead_wasted"] == 2:
-                    break
-                time.sleep(0.001)
+            until(lambda: cache.stats()["ahead_wasted"] == 2)
         check(made, cache.run(1, [5, 6]))
         s = cache.stats()
         assert s["ahead_wasted"] == 2 and s["ahead_used"] == 0 and s["reads"] == 2
@@ -163,8 +158,7 @@ def test_a_failed_guess_is_silent(lib, container, made) -> None:
         gate = Gate(errno.ENODEV)
         with reads(lib, gate):
             cache.read_ahead(2, [7])
-            while not gate.order:
-                time.sleep(0.001)
+            until(lambda: gate.order)
             cache.begin(2, [7])
             gate.open.set()
             with pytest.raises(StoreError):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from containers import make_container
-from store_tools import (ALWAYS, FIRST, FORMAT, IO, USAGE, Cache, Container, StoreError, plain_read,
-                         reads)
+from store_tools import (ALWAYS, FIRST, FORMAT, IO, USAGE, Cache, Container, StoreError, clock,
+                         plain_read, reads)
 
 LAYERS, EXPERTS = 3, 12
 
@@ -61,18 +62,30 @@ def test_two_copies_share_the_work(lib, tmp_path, made) -> None:
 def test_the_faster_drive_reads_more(lib, tmp_path, made) -> None:
     """Work goes by what each drive has to do already and how fast it was lately."""
     mirror = copy_banks(tmp_path / "c", tmp_path / "m", range(LAYERS))
+    now, lock, gate = 1.0, threading.Lock(), threading.Event()
+    gate.set()
 
     def read(fd: int, buffer: memoryview, offset: int) -> int:
-        slow = os.readlink(f"/proc/self/fd/{fd}").startswith(str(mirror))
-        time.sleep(0.004 if slow else 0.0005)
+        nonlocal now
+        assert gate.wait(600)
+        with lock:  # nothing else takes time
+            now += 0.0085 if os.readlink(f"/proc/self/fd/{fd}").startswith(str(mirror)) else 0.001
         return plain_read(fd, buffer, offset)
 
     with Container(lib, tmp_path / "c", drives=(mirror,)) as c, \
-            Cache(c, 0, transient=4, io_threads=2, direct=False) as cache, reads(lib, read):
-        for _ in range(3):
-            read_all(cache, mirror, made["record_bytes"])
-        fast, slow = cache.drive(0), cache.drive(1)
-        assert fast.reads > 2 * slow.reads > 0
+            Cache(c, 0, transient=10, io_threads=1, direct=False) as cache, reads(lib, read), \
+            clock(lib, lambda: now):
+        for expert in range(EXPERTS):  # one after the other
+            cache.run(0, [expert])
+        fast, slow = (cache.drive(i).reads for i in range(2))
+        assert (fast, slow) == (EXPERTS - 1, 1), "one read says that it is slow"
+        gate.clear()
+        cache.begin(1, list(range(10)))  # all are given to a drive before the first is read
+        gate.set()
+        while (lease := cache.next()) is not None:
+            cache.release(lease)
+        assert cache.drive(0).reads - fast == 9, "8 take less than one of the other, 10 less than two"
+        assert cache.drive(1).reads - slow == 1
 
 
 @pytest.mark.parametrize("verify", [FIRST, ALWAYS])

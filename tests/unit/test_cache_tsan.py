@@ -34,5 +34,5 @@ def test_no_data_race(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     make_container(tmp_path / "c", layers=4, experts=16, hidden=32, inner=48, codec="f32")
     done = subprocess.run([str(program), str(tmp_path / "c"), "60"], capture_output=True, text=True,
-                          timeout=120, env={**os.environ, "TSAN_OPTIONS": "exitcode=66"})
+                          timeout=900, env={**os.environ, "TSAN_OPTIONS": "exitcode=66"})
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,40 @@
+"""Waiting for what another process does instead of for a while: no machine is too slow for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Callable
+
+SMALL_PIPE = 4096
+"""Bytes: a program that writes more cannot end before somebody reads it."""
+
+
+def until(condition: Callable[[], object], seconds: float = 600) -> None:
+    """Waits for a condition that is bound to come; the limit only ends a hang."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "what was waited for never came"
+        time.sleep(0.002)
+
+
+def status(pid: int, name: str) -> str:
+    """A field of /proc/PID/status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return line.split(":", 1)[1].strip()
+    return ""
+
+
+def until_interruptible(pid: int, threads: int = 1, blocked: bool = False) -> None:
+    """Until a program handles SIGINT, has so many threads, and `blocked` waits for something."""
+    if not Path("/proc/self/status").exists():
+        time.sleep(1)
+        return
+    bit = 1 << (signal.SIGINT - 1)
+    until(lambda: int(status(pid, "SigCgt") or "0", 16) & bit)
+    until(lambda: len(os.listdir(f"/proc/{pid}/task")) >= threads)
+    if blocked:
+        until(lambda: status(pid, "State").startswith("S"))
