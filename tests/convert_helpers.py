@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 from headrace_tools.convert import cli
 from headrace_tools.convert.quantise import decode
 
+ROOT = Path(__file__).resolve().parents[1]
 IDS_ONLY = ("--no-tokenizer", "--quiet")
 
 
@@ -43,3 +47,17 @@ def trunk_tensor(path: Path, name: str) -> np.ndarray:
         blob = file.read(entry["bytes"])
     rows, cols = ([1, *entry["shape"]])[-2:]
     return decode(entry["codec"], blob, rows, cols).reshape(entry["shape"])
+
+
+def measured(argv: list[object]) -> tuple[subprocess.CompletedProcess[str], float, int]:
+    """The command in a process of its own: its seconds of processor time and peak bytes."""
+    code = (
+        "import sys; from headrace_tools.convert.cli import main; code = main();"
+        "from support.processes import cost; print(*cost(), file=sys.stderr); sys.exit(code)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tools"), str(ROOT / "tests")])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, argv)], env=env, capture_output=True, text=True
+    )
+    seconds, peak = done.stderr.split()[-2:]
+    return done, float(seconds), int(peak)

@@ -1,21 +1,19 @@
 """`headrace-convert SRC --plan --json`, then a container of the planned sizes whose data are holes.
 
     python tests/plan_published.py SRC CONTAINER
-Prints the plan; on standard error, seconds of processor time (one thread: a busy machine must not
-decide) and peak bytes of the plan alone.
+Prints the plan; on standard error, what it cost in seconds of processor time and peak bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import resource
 import sys
-import time
 from pathlib import Path
 
 from headrace_tools.convert import cli
 from headrace_tools.convert.preflight import TRUNK_CHUNK, Preflight
 from headrace_tools.convert.writer import build_manifest
+from support.processes import cost
 
 
 def write_holes(pre: Preflight, target: Path) -> None:
@@ -46,11 +44,8 @@ def main() -> int:
         return kept[0]
 
     cli.preflight = preflight
-    begun = time.process_time()
     code = cli.main([sys.argv[1], "--plan", "--json", "--no-tokenizer"])
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    print(time.process_time() - begun, peak, file=sys.stderr)
+    print(*cost(), file=sys.stderr)
     if code == 0:
         write_holes(kept[0], Path(sys.argv[2]))
     return code

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Callable
@@ -38,3 +40,15 @@ def until_interruptible(pid: int, threads: int = 1, blocked: bool = False) -> No
     until(lambda: len(os.listdir(f"/proc/{pid}/task")) >= threads)
     if blocked:
         until(lambda: status(pid, "State").startswith("S"))
+
+
+def cost() -> tuple[float, int]:
+    """Seconds of processor time and peak bytes of this process: neither depends on what else runs.
+
+    What getrusage calls the peak begins with that of the process that started this one.
+    """
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if Path("/proc/self/status").exists():
+        peak = int(status(os.getpid(), "VmHWM").split()[0]) * 1024
+    return used.ru_utime + used.ru_stime, peak

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import containers
 import numpy as np
 import pytest
 import sparse_checkpoint
-from convert_helpers import IDS_ONLY, data_files, manifest, run, tree, trunk_tensor
+from convert_helpers import IDS_ONLY, data_files, manifest, measured, run, tree, trunk_tensor
 from headrace_tools.convert import cli
 from headrace_tools.convert.families.rope import rope_frequencies
 from headrace_tools.convert.quantise import decode, encode_block, matrix_bytes
@@ -442,20 +439,10 @@ def sparse(tmp_path_factory):
 @pytest.mark.parametrize("codec", ["int8", "bf16"])
 def test_plan_of_67_gigabytes(sparse, codec, tmp_path):
     """Exact sizes of the real model from headers alone, in seconds and little memory."""
-    code = (
-        "import resource, sys; from headrace_tools.convert.cli import main; code = main();"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr);"
-        "sys.exit(code)"
-    )
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
     argv = [sparse, tmp_path / "o", "--plan", "--json", "--no-tokenizer", "--experts", codec]
-    started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, argv)], env=env, capture_output=True, text=True
-    )
+    done, seconds, peak = measured(argv)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - started < 20
-    assert int(done.stderr.split()[-1]) < 1 << 20  # KiB
+    assert seconds < 20 and peak < 1 << 30
     plan = json.loads(done.stdout)
     assert plan["source_bytes"] == {
         "text": sparse_checkpoint.TEXT_BYTES,
@@ -487,17 +474,10 @@ def test_memory_stays_bounded(tmp_path):
         layer_types=["full_attention"],
         num_experts=64,
     )
-    code = (
-        "import resource, sys; from headrace_tools.convert.cli import main; code = main();"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr);"
-        "sys.exit(code)"
-    )
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
-    argv = [sys.executable, "-c", code, tmp_path / "m", tmp_path / "o", *IDS_ONLY]
-    done = subprocess.run([str(a) for a in argv], env=env, capture_output=True, text=True)
+    done, _, peak = measured([tmp_path / "m", tmp_path / "o", *IDS_ONLY])
     assert done.returncode == 0, done.stderr
     assert sum(f.stat().st_size for f in (tmp_path / "m").iterdir()) > 700_000_000
-    assert int(done.stderr.split()[-1]) < 300 << 10  # KiB
+    assert peak < 300 << 20
 
 
 @pytest.mark.skipif(not TINY.is_dir(), reason="the bundled checkpoint is not here")

@@ -205,10 +205,12 @@ static void *mover(void *arg)
     return NULL;
 }
 
+/* Until so many were cancelled and the others, which get what time is left, answered a third as often. */
 static void cancel_at_random(uint32_t cancels)
 {
     uint32_t random = seed;
-    while (atomic_load(&cancelled) < cancels && atomic_load(&wrong) == 0) {
+    while ((atomic_load(&cancelled) < cancels || atomic_load(&generations) < cancels / 3) &&
+           atomic_load(&wrong) == 0) {
         const int64_t wait = atomic_load(&usual_ns) * (roll(&random) % 1500) / 1000;
         const struct timespec pause = {wait / 1000000000, wait % 1000000000};
         nanosleep(&pause, NULL);
