@@ -89,7 +89,7 @@ def test_headers_alone_suffice(headrace, capsys, tmp_path) -> None:
     code, out, _ = run(capsys, source, "--experts", "nl4", "--no-tokenizer", "--ram", "4GiB", "--json",
                        "--seconds", "0.1")
     found = json.loads(out)["choices"][0]
-    assert code == 0
+    assert code == (0 if found["plan"]["available"] >= 4 << 30 else 4)
     assert 18e9 < found["container_bytes"] < 22e9 and 500e6 < found["plan"]["experts_per_token"] < 620e6
     assert found["plan"]["moe_layers"] == 40 and found["plan"]["experts"] == 256
     assert not found["probe"]["cold"], "holes of a file come from no drive"
