@@ -69,7 +69,7 @@ def test_forecast(examined) -> None:
 
 
 def test_a_second_drive_adds_its_bandwidth(headrace_bin, build_dir, model_dir, tmp_path) -> None:
-    shim = build_dir / "tests" / "faults" / "libthrottle.so"
+    shim = build_dir / "tests" / "faults" / "libslow_time.so"
     if not shim.exists():
         pytest.skip("this build has no shim for system calls")
     env = {**os.environ, "LD_PRELOAD": str(shim), "THROTTLE": "40e6"}
@@ -220,7 +220,7 @@ def test_forecast_of_a_slow_drive(headrace, headrace_bin, build_dir, model_dir, 
                                   rate: float) -> None:
     """A drive of 30 MB/s, and one of a third of that: 25 % around what the engine then does with the part of
     the text that the trace's hits are counted in."""
-    shim = build_dir / "tests" / "faults" / "libthrottle.so"
+    shim = build_dir / "tests" / "faults" / "libslow_time.so"
     if not shim.exists():
         pytest.skip("this build has no shim for system calls")
     env = {**os.environ, "LD_PRELOAD": str(shim), "THROTTLE": str(rate)}

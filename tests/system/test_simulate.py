@@ -83,7 +83,7 @@ def test_speed_on_a_slow_drive(headrace, headrace_bin, build_dir, model_dir, tra
                                width: int) -> None:
     """A drive of 12 MB/s that reads one record after the other, in a time that other programs do not
     change: 25 % around what the engine does."""
-    shim, rate, prompt, decoded = build_dir / "tests" / "faults" / "libthrottle.so", 12e6, 8, 12
+    shim, rate, prompt, decoded = build_dir / "tests" / "faults" / "libslow_time.so", 12e6, 8, 12
     if not shim.exists():
         pytest.skip("this build has no shim for system calls")
     (tmp_path / "ids").write_text(" ".join(map(str, ids)))
