@@ -55,6 +55,16 @@ def convert(library: Path, *argv: object, space: int = 0) -> subprocess.Complete
     return run([sys.executable, "-c", CONVERT, library, space, *argv], env=environment())
 
 
+def slow_drive(build_dir: Path, rate: float) -> dict[str, str]:
+    """Environment of a program whose drive gives `rate` bytes a second, in a time of its own."""
+    shim = build_dir / "tests" / "faults" / "libslow_time.so"
+    if not shim.exists():
+        pytest.skip("this build has no shim for system calls")
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this system does not say how long a thread has run")
+    return {**os.environ, "LD_PRELOAD": str(shim), "THROTTLE": str(rate)}
+
+
 def as_nobody(work: Callable[[], object]) -> str:
     """Runs `work` in a forked child that is not root; returns "" or what went wrong.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from case_helpers import slow_drive
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,10 +69,7 @@ def test_forecast(examined) -> None:
 
 
 def test_a_second_drive_adds_its_bandwidth(headrace_bin, build_dir, model_dir, tmp_path) -> None:
-    shim = build_dir / "tests" / "faults" / "libslow_time.so"
-    if not shim.exists():
-        pytest.skip("this build has no shim for system calls")
-    env = {**os.environ, "LD_PRELOAD": str(shim), "THROTTLE": "40e6"}
+    env = slow_drive(build_dir, 40e6)
     for bank in sorted(model_dir.glob("experts-*.bin"))[:4]:
         (tmp_path / bank.name).write_bytes(bank.read_bytes())
     rates = []
@@ -220,10 +217,7 @@ def test_forecast_of_a_slow_drive(headrace, headrace_bin, build_dir, model_dir, 
                                   rate: float) -> None:
     """A drive of 30 MB/s, and one of a third of that: 25 % around what the engine then does with the part of
     the text that the trace's hits are counted in."""
-    shim = build_dir / "tests" / "faults" / "libslow_time.so"
-    if not shim.exists():
-        pytest.skip("this build has no shim for system calls")
-    env = {**os.environ, "LD_PRELOAD": str(shim), "THROTTLE": str(rate)}
+    env = slow_drive(build_dir, rate)
     done = doctor(headrace_bin, model_dir, "--ram", "13MiB", "--seconds", "1", "--trace", trace, "--json",
                   env=env)
     assert done.returncode == 0, done.stderr

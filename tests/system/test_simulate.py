@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from case_helpers import slow_drive
 from containers import make_container
 from headrace_tools.simulate import cli
 from headrace_tools.simulate.trace import read_trace
@@ -83,16 +83,13 @@ def test_speed_on_a_slow_drive(headrace, headrace_bin, build_dir, model_dir, tra
                                width: int) -> None:
     """A drive of 12 MB/s that reads one record after the other, in a time that other programs do not
     change: 25 % around what the engine does."""
-    shim, rate, prompt, decoded = build_dir / "tests" / "faults" / "libslow_time.so", 12e6, 8, 12
-    if not shim.exists():
-        pytest.skip("this build has no shim for system calls")
+    rate, prompt, decoded = 12e6, 8, 12
     (tmp_path / "ids").write_text(" ".join(map(str, ids)))
     done = subprocess.run(
         [str(headrace_bin), "bench", str(model_dir), "--ram", "12MiB", "--ctx", "512", "--chunk", "16",
          "--ids", str(tmp_path / "ids"), "--prefill", str(prompt), "--decode", str(decoded), "--repeats",
          "1", "--cold", "--read-ahead", str(width or "off"), "--json"],
-        env={**os.environ, "LD_PRELOAD": str(shim), "THROTTLE": str(rate)}, check=True,
-        capture_output=True, timeout=900)
+        env=slow_drive(build_dir, rate), check=True, capture_output=True, timeout=900)
     decode = json.loads(done.stdout)["decode"]
     arithmetic = (decode["seconds_compute"] + decode["seconds_other"]) / decoded
     recorded = read_trace(trace)
