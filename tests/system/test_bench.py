@@ -289,12 +289,13 @@ def test_streamed_model(headrace_bin, model_dir, id_file):
 
 def test_the_cache_is_the_one_that_run_has(headrace_bin, headrace, model_dir, id_file):
     """With the same --ram, unless another context is asked for."""
-    args = ["--ids", id_file, "--prefill", 8, "--decode", 2, "--repeats", 1, "--ram", "12MiB"]
-    planned = headrace.plan(model_dir, ram="12MiB")
+    args = ["--ids", id_file, "--prefill", 8, "--decode", 2, "--repeats", 1, "--ram", "12MiB", "--threads", 2]
+    planned = headrace.plan(model_dir, ram="12MiB", threads=2)
     for more, ctx in ([], planned.ctx), (["--ctx", 10], 10):
         found = model_bench(headrace_bin, model_dir, *args, *more)
         assert found["model"]["ctx"] == ctx
-        assert found["stats"]["cache_slots"] == headrace.plan(model_dir, ram="12MiB", ctx=ctx).cache_slots
+        there = headrace.plan(model_dir, ram="12MiB", ctx=ctx, threads=2)
+        assert found["stats"]["cache_slots"] == there.cache_slots
     assert found["stats"]["cache_slots"] > planned.cache_slots
 
 

@@ -11,6 +11,7 @@ import pytest
 from case_helpers import slow_drive
 
 ROOT = Path(__file__).resolve().parents[2]
+TWO = ["--threads", "2"]  # what a budget of few megabytes leaves for experts, on any machine
 
 
 def doctor(binary, *args, env=None) -> subprocess.CompletedProcess[bytes]:
@@ -20,13 +21,13 @@ def doctor(binary, *args, env=None) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.fixture(scope="module")
 def examined(headrace_bin, model_dir) -> dict:
-    done = doctor(headrace_bin, model_dir, "--ram", "12MiB", "--seconds", "0.3", "--json")
+    done = doctor(headrace_bin, model_dir, "--ram", "12MiB", *TWO, "--seconds", "0.3", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_plan_is_that_of_plan(examined, headrace, model_dir) -> None:
-    plan = headrace.plan(model_dir, ram="12MiB")
+    plan = headrace.plan(model_dir, ram="12MiB", threads=2)
     for name in ("floor", "cache", "cache_slots", "record_bytes", "total"):
         assert examined["plan"][name] == getattr(plan, name)
 
@@ -74,7 +75,8 @@ def test_a_second_drive_adds_its_bandwidth(headrace_bin, build_dir, model_dir, t
         (tmp_path / bank.name).write_bytes(bank.read_bytes())
     rates = []
     for more in ([], ["--drive", tmp_path]):
-        done = doctor(headrace_bin, model_dir, "--ram", "12MiB", "--seconds", "0.3", "--json", *more, env=env)
+        done = doctor(headrace_bin, model_dir, "--ram", "12MiB", *TWO, "--seconds", "0.3", "--json", *more,
+                      env=env)
         assert done.returncode == 0, done.stderr
         rates.append(json.loads(done.stdout)["drive"]["rates"][-1]["bytes_per_second"])
     assert rates[0] == pytest.approx(40e6, rel=0.15)
@@ -189,11 +191,12 @@ def trace(headrace_bin, model_dir, tmp_path_factory) -> Path:
 def test_hits_of_a_trace(headrace, headrace_bin, model_dir, trace) -> None:
     from headrace_tools.simulate.trace import read_trace
 
-    done = doctor(headrace_bin, model_dir, "--ram", "13MiB", "--seconds", "0.1", "--trace", trace, "--json")
+    done = doctor(headrace_bin, model_dir, "--ram", "13MiB", *TWO, "--seconds", "0.1", "--trace", trace,
+                  "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["forecast"]
     recorded = read_trace(trace)
-    slots = headrace.plan(model_dir, ram="13MiB").cache_slots
+    slots = headrace.plan(model_dir, ram="13MiB", threads=2).cache_slots
     simulated = headrace.simulate(recorded.routes, slots, experts=recorded.experts, warm_up=50)
     assert found["hits_from"] == "trace" and 0.05 < found["hit_rate"] < 0.95
     assert found["hit_rate"] == pytest.approx(simulated.hit_rate)
@@ -218,8 +221,8 @@ def test_forecast_of_a_slow_drive(headrace, headrace_bin, build_dir, model_dir, 
     """A drive of 30 MB/s, and one of a third of that: 25 % around what the engine then does with the part of
     the text that the trace's hits are counted in."""
     env = slow_drive(build_dir, rate)
-    done = doctor(headrace_bin, model_dir, "--ram", "13MiB", "--seconds", "1", "--trace", trace, "--json",
-                  env=env)
+    done = doctor(headrace_bin, model_dir, "--ram", "13MiB", *TWO, "--seconds", "1", "--trace", trace,
+                  "--json", env=env)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["drive"]["rates"][-1]["bytes_per_second"] == pytest.approx(rate, rel=0.1)
@@ -227,7 +230,7 @@ def test_forecast_of_a_slow_drive(headrace, headrace_bin, build_dir, model_dir, 
     with headrace.Model(model_dir, ram="64MiB") as model:
         (tmp_path / "ids").write_text(" ".join(map(str, model.tokenize(text, special=True)[:200])))
     bench = subprocess.run(
-        [str(headrace_bin), "bench", str(model_dir), "--ram", "13MiB", "--ids", str(tmp_path / "ids"),
+        [str(headrace_bin), "bench", str(model_dir), "--ram", "13MiB", *TWO, "--ids", str(tmp_path / "ids"),
          "--prefill", "50", "--decode", "120", "--repeats", "1", "--cold", "--json"],
         capture_output=True, timeout=900, env=env, check=True)
     measured = json.loads(bench.stdout)["decode"]["tokens_per_second"]

@@ -33,7 +33,7 @@ def forecast(headrace, tmp_path_factory) -> dict:
 
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        code = cli.main([str(CHECKPOINT), "--ram", "12MiB", "--seconds", "0.2", "--json",
+        code = cli.main([str(CHECKPOINT), "--ram", "12MiB", "--threads", "2", "--seconds", "0.2", "--json",
                          "--target", str(tmp_path_factory.mktemp("target"))])
     assert code == 0
     return json.loads(text.getvalue())
@@ -54,7 +54,7 @@ def test_choices_and_what_they_cost(forecast) -> None:
 
 
 def test_the_plan_is_that_of_the_container(headrace, forecast, model_dir) -> None:
-    there = headrace.plan(model_dir, ram="12MiB")
+    there = headrace.plan(model_dir, ram="12MiB", threads=2)
     here = next(c["plan"] for c in forecast["choices"] if c["experts"] == "int8")
     for name in ("trunk", "state", "scratch", "record_bytes", "total_experts", "experts_per_token",
                  "trunk_per_token", "working_set"):
@@ -110,7 +110,8 @@ def test_a_full_drive_is_a_reason(headrace, capsys, monkeypatch) -> None:
 def test_hits_of_a_trace(headrace, capsys, tmp_path) -> None:
     lines = [{"layers": [[0, 1, 2, 3]] * 8}] * 20
     (tmp_path / "trace").write_text("\n".join(map(json.dumps, lines)))
-    code, out, _ = run(capsys, CHECKPOINT, "--experts", "int8", "--ram", "14MiB", "--seconds", "0.1",
+    code, out, _ = run(capsys, CHECKPOINT, "--experts", "int8", "--ram", "14MiB", "--threads", "2",
+                       "--seconds", "0.1",
                        "--trace", tmp_path / "trace", "--json")
     assert code == 0 and json.loads(out)["choices"][0]["forecast"]["hit_rate"] == 1
     (tmp_path / "trace").write_text('{"layers": [[0, 1]]}')

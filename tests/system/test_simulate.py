@@ -35,7 +35,7 @@ def ids(headrace, model_dir) -> list[int]:
 
 def decode(headrace, model_dir, ids: list[int], **settings) -> tuple[int, object, object]:
     """The engine on the prompt and behind it: the cache's slots, its statistics before and after decoding."""
-    with headrace.Model(model_dir, ctx=512, chunk=16, **settings) as model:
+    with headrace.Model(model_dir, ctx=512, chunk=16, threads=2, **settings) as model:
         slots = model.plan().cache_slots
         model.logits(ids[:PROMPT])
         before = model.stats
@@ -86,14 +86,14 @@ def test_speed_on_a_slow_drive(headrace, headrace_bin, build_dir, model_dir, tra
     rate, prompt, decoded = 12e6, 8, 12
     (tmp_path / "ids").write_text(" ".join(map(str, ids)))
     done = subprocess.run(
-        [str(headrace_bin), "bench", str(model_dir), "--ram", "12MiB", "--ctx", "512", "--chunk", "16",
-         "--ids", str(tmp_path / "ids"), "--prefill", str(prompt), "--decode", str(decoded), "--repeats",
-         "1", "--cold", "--read-ahead", str(width or "off"), "--json"],
+        [str(headrace_bin), "bench", str(model_dir), "--ram", "12MiB", "--threads", "2", "--ctx",
+         "512", "--chunk", "16", "--ids", str(tmp_path / "ids"), "--prefill", str(prompt), "--decode",
+         str(decoded), "--repeats", "1", "--cold", "--read-ahead", str(width or "off"), "--json"],
         env=slow_drive(build_dir, rate), check=True, capture_output=True, timeout=900)
     decode = json.loads(done.stdout)["decode"]
     arithmetic = (decode["seconds_compute"] + decode["seconds_other"]) / decoded
     recorded = read_trace(trace)
-    plan = headrace.plan(model_dir, ram="12MiB", ctx=512, chunk=16, read_ahead=width or "off")
+    plan = headrace.plan(model_dir, ram="12MiB", ctx=512, chunk=16, threads=2, read_ahead=width or "off")
     layers, n = recorded.routes.shape[1], prompt + decoded
     found = headrace.simulate(
         recorded.routes[:n], plan.cache_slots, experts=recorded.experts, prefill=prompt, chunk=16,
@@ -136,11 +136,13 @@ def test_json(headrace, capsys, trace) -> None:
 
 
 def test_a_model_and_its_memory(headrace, capsys, trace, model_dir) -> None:
-    code, out, _ = simulate(capsys, trace, "--model", model_dir, "--ram", "12MiB,64MiB", "--policy",
+    plan = headrace.plan(model_dir)  # its floor has the threads of this machine
+    rams = [str(plan.floor + records * plan.record_bytes) for records in (20, 300)]
+    code, out, _ = simulate(capsys, trace, "--model", model_dir, "--ram", ",".join(rams), "--policy",
                             "auto", "--seconds", "0.1", "--json")
     small, large = json.loads(out)["rows"]
-    assert code == 0 and (small["ram"], large["ram"]) == ("12MiB", "64MiB")
-    assert small["slots"] == headrace.plan(model_dir, ram="12MiB").cache_slots
+    assert code == 0 and [small["ram"], large["ram"]] == rams
+    assert small["slots"] == headrace.plan(model_dir, ram=rams[0]).cache_slots
     assert 0 < small["tokens_per_second"] < large["tokens_per_second"]
 
 
@@ -164,10 +166,12 @@ def test_read_ahead(headrace, capsys, trace, model_dir) -> None:
     _, out, _ = simulate(capsys, *args, "--cache", "1", "--bandwidth", "60MB", "--compute", "5", "--json")
     slow = json.loads(out)["rows"]
     assert slow[2]["limit"] == "disk" and slow[2]["tokens_per_second"] < slow[1]["tokens_per_second"]
-    code, out, _ = simulate(capsys, *args, "--ram", "12MiB", "--model", model_dir, "--seconds", "0.1")
+    plan = headrace.plan(model_dir, read_ahead=8)
+    ram = str(plan.floor + 8 * plan.record_bytes)
+    code, out, _ = simulate(capsys, *args, "--ram", ram, "--model", model_dir, "--seconds", "0.1")
     rows = [line.split() for line in out.splitlines()[2:6]]
     assert code == 0 and "misses left" in out and [row[8] for row in rows] == ["0", "1", "4", "8"]
-    slots = [headrace.plan(model_dir, ram="12MiB", read_ahead=w or "off").cache_slots for w in (0, 1, 4, 8)]
+    slots = [headrace.plan(model_dir, ram=ram, read_ahead=w or "off").cache_slots for w in (0, 1, 4, 8)]
     assert [int(row[3]) for row in rows] == slots and slots[0] > slots[1] > slots[2]
     assert simulate(capsys, trace, "--read-ahead", "3", "--json", "--cache", "1")[0] == 0
 

@@ -51,7 +51,7 @@ def test_routes_are_those_of_the_engine(recorded, headrace, model_dir) -> None:
 def test_chunk_and_memory_change_nothing(recorded, headrace_bin, model_dir, tmp_path) -> None:
     path = tmp_path / "trace.jsonl"
     done = trace(headrace_bin, model_dir, "-f", "-", "-o", path, "--chunk", 3, "--ram", "12MiB",
-                 stdin=TEXT.encode())
+                 "--threads", 2, stdin=TEXT.encode())
     assert done.returncode == 0, done.stderr
     assert path.read_bytes() == recorded.read_bytes()
 
