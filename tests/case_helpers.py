@@ -33,7 +33,8 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tools"), str(ROOT / "python")]),
-            "PYTHONDONTWRITEBYTECODE": "1"}
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OPENBLAS_NUM_THREADS": "1"}  # each would take its part of a limited address space
 
 
 def run(command: list[object], **options: object) -> subprocess.CompletedProcess[bytes]:

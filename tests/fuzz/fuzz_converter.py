@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ with atheris.instrument_imports(include=["headrace_tools"]) if atheris else cont
     from headrace_tools.convert import cli  # noqa: F401
 import headrace  # noqa: E402
 from support.build import shared_library  # noqa: E402
+from support.processes import bound_address_space  # noqa: E402
 
 ADDRESS_SPACE = 4 << 30
 """Bytes: an allocation that believes a hostile number fails, and is a finding."""
@@ -83,7 +83,7 @@ def main() -> None:
             if total % 100 == 0:
                 print(f"converter: {total} executions, {counts['converted']} converted", file=sys.stderr, flush=True)
 
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+        bound_address_space(ADDRESS_SPACE)
         if atheris is None:
             at_random(one, sys.argv[1:])
             return

@@ -52,3 +52,15 @@ def cost() -> tuple[float, int]:
     if Path("/proc/self/status").exists():
         peak = int(status(os.getpid(), "VmHWM").split()[0]) * 1024
     return used.ru_utime + used.ru_stime, peak
+
+
+def bound_address_space(more: int) -> tuple[int, int]:
+    """Lets this process map so much more than it has; the limits before.
+
+    What it has grows with the processors, of which each gets its part, and with what ran before.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    statm = Path("/proc/self/statm")
+    mapped = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 2 << 30
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + more, before[1]))
+    return before

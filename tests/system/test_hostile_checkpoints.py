@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.processes import bound_address_space
 from support.sanitizers import sanitized
 
 FUZZ = Path(__file__).resolve().parents[1] / "fuzz"
@@ -21,7 +22,7 @@ sys.path.insert(0, str(FUZZ))
 import checkpoint_script  # noqa: E402
 
 CORPUS = sorted((FUZZ / "corpus" / "converter").iterdir())
-SPACE = 6 << 30
+SPACE = 4 << 30
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,8 +31,7 @@ def bounded(headrace):
     if sanitized():
         yield
         return
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (SPACE, before[1]))
+    before = bound_address_space(SPACE)
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
 
