@@ -110,7 +110,7 @@ def test_slow_drive(engine_loop, tmp_path):
     """B24: with 200 ms for a read, prefill is cancelled within a few of them, not within a layer's
     sixty-four; the reads can be counted meanwhile."""
     make_container(tmp_path / "model", layers=2, experts=64, hidden=64, inner=32, codec="int8",
-                   top_k=4, tokenizer=None)
+                   top_k=16, tokenizer=None)
     engine_loop(tmp_path / "model", {"slow drive": 4})
 
 
