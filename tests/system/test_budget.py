@@ -70,8 +70,8 @@ def latent_model(tmp_path_factory) -> Path:
                    "--experts", "int8", "--trunk", "int8")
 
 
-def levels(headrace, path: Path) -> dict[str, int]:
-    plan = headrace.plan(path, ctx=512)
+def levels(headrace, path: Path, **settings: int) -> dict[str, int]:
+    plan = headrace.plan(path, ctx=512, **settings)
     whole = plan.total_experts * plan.record_bytes
     return {"floor": plan.floor, "some": plan.floor + 10 * plan.record_bytes,
             "quarter": plan.floor + whole // 4, "all": plan.floor + whole}
@@ -80,8 +80,8 @@ def levels(headrace, path: Path) -> dict[str, int]:
 @pytest.mark.parametrize("level", ["floor", "some", "quarter", "all"])
 @pytest.mark.parametrize("prompt", range(len(PROMPTS)))
 def test_resident_memory_stays_within_the_plan(headrace_bin, headrace, model_bf16, level, prompt):
-    ram = levels(headrace, model_bf16)[level]
-    plan = headrace.plan(model_bf16, ctx=512, ram=ram)
+    ram = levels(headrace, model_bf16, threads=2)[level]
+    plan = headrace.plan(model_bf16, ctx=512, ram=ram, threads=2)
     assert plan.fits and plan.total <= ram
     result, peak = run_watched([
         str(headrace_bin), "run", str(model_bf16), "-p", PROMPTS[prompt], "--json", "--ram",
@@ -125,7 +125,7 @@ def test_changing_prompts_in_one_process(headrace, build_dir, request, model, le
     from support.build import ROOT, shared_library
 
     path = request.getfixturevalue(model)
-    ram = levels(headrace, path)[level]
+    ram = levels(headrace, path, threads=2, io_threads=2)[level]
     plan = headrace.plan(path, ctx=512, ram=ram, threads=2, io_threads=2)
     script = CHANGING.format(python=str(ROOT / "python"), path=str(path), ram=ram, prompts=PROMPTS,
                              library=str(shared_library(build_dir, "headrace")))
