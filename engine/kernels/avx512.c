@@ -42,7 +42,9 @@ static inline __attribute__((always_inline)) void panel_block(size_t T, const ui
         for (size_t v = 0; v < 4; v++)
             acc[t][v] = _mm512_setzero_si512();
     }
-    for (size_t k = 0; k < ACT_BLOCK; k += 4) {
+    size_t columns = ACT_BLOCK;
+    __asm__("" : "+r"(columns)); /* with a known count GCC copies every sum in every step */
+    for (size_t k = 0; k < columns; k += 4) {
         __m512i bytes[4];
         UNROLL(4)
         for (size_t v = 0; v < 4; v++)

@@ -19,7 +19,7 @@ static inline void flush_totals(size_t count, int32_t (*total)[INT8_PANEL_ROWS],
 
 static inline __attribute__((always_inline)) void
 panel_sums_of(size_t T, const uint8_t *panel, size_t blocks, const struct plane *planes,
-              int64_t (*sums)[INT8_PANEL_ROWS])
+              struct panel_ahead ahead, int64_t (*sums)[INT8_PANEL_ROWS])
 {
     _Alignas(64) int32_t total[PLANES_MAX][INT8_PANEL_ROWS];
     size_t flush = planes[0].flush;
@@ -29,24 +29,27 @@ panel_sums_of(size_t T, const uint8_t *panel, size_t blocks, const struct plane 
     for (size_t b = 0; b < blocks;) {
         size_t end = blocks - b < flush ? blocks : b + flush;
         memset(total, 0, T * sizeof *total);
-        for (; b < end; b++)
+        for (; b < end; b++) {
+            for (size_t i = 0; i < ahead.lines; i++, ahead.at += 64)
+                __builtin_prefetch(ahead.at, 0, 2);
             panel_block(T, panel + b * ACT_BLOCK * INT8_PANEL_ROWS, planes, b, total);
+        }
         flush_totals(T, total, sums);
     }
 }
 
 static void panel_sums(const uint8_t *panel, size_t blocks, const struct plane *planes,
-                       size_t count, int64_t (*sums)[INT8_PANEL_ROWS])
+                       size_t count, struct panel_ahead ahead, int64_t (*sums)[INT8_PANEL_ROWS])
 {
     if (count == 1)
-        panel_sums_of(1, panel, blocks, planes, sums);
+        panel_sums_of(1, panel, blocks, planes, ahead, sums);
     else if (count == 2)
-        panel_sums_of(2, panel, blocks, planes, sums);
+        panel_sums_of(2, panel, blocks, planes, ahead, sums);
 #if PANEL_PLANES > 2
     else if (count == 3)
-        panel_sums_of(3, panel, blocks, planes, sums);
+        panel_sums_of(3, panel, blocks, planes, ahead, sums);
     else
-        panel_sums_of(4, panel, blocks, planes, sums);
+        panel_sums_of(4, panel, blocks, planes, ahead, sums);
 #endif
 }
 

@@ -1,7 +1,7 @@
 /* int8 panel products around one ISA-specific function. Included after vector_body.h and
  *
  *   static void panel_sums(const uint8_t *panel, size_t blocks, const struct plane *planes,
- *                          size_t count, int64_t (*sums)[INT8_PANEL_ROWS]);
+ *                          size_t count, struct panel_ahead ahead, int64_t (*sums)[INT8_PANEL_ROWS]);
  *
  * which sets sums[i][r] = sum_b 2^(shift[b] - low) * sum_k byte(r, k) * q[k] for 1 to PLANES_MAX
  * planes, byte being w + PANEL_OFFSET: 128 when the kernel multiplies the stored bytes as they
@@ -11,8 +11,14 @@
 
 #include "kernels/plane.h"
 
+/* Memory needed soon: this many lines are asked for with every block. */
+struct panel_ahead {
+    const uint8_t *at;
+    size_t lines;
+};
+
 static void panel_sums(const uint8_t *panel, size_t blocks, const struct plane *planes,
-                       size_t count, int64_t (*sums)[INT8_PANEL_ROWS]);
+                       size_t count, struct panel_ahead ahead, int64_t (*sums)[INT8_PANEL_ROWS]);
 
 enum { TOKENS_PLANNED = 64 };
 
@@ -51,6 +57,14 @@ static inline size_t rows_in_panel(size_t rows, size_t p)
     return rows - first < INT8_PANEL_ROWS ? rows - first : INT8_PANEL_ROWS;
 }
 
+/* While all planes but a few at a time meet this panel, the next one comes from memory. One group of
+ * planes reads memory in order, which the hardware foresees. */
+static struct panel_ahead panel_ahead(const uint8_t *panel, size_t panel_bytes, size_t planes)
+{
+    const size_t groups = (planes + PLANES_MAX - 1) / PLANES_MAX, lines = INT8_PANEL_ROWS * ACT_BLOCK / 64;
+    return (struct panel_ahead){panel + panel_bytes, groups > 1 ? (lines + groups - 1) / groups : 0};
+}
+
 static void int8_panels(const uint8_t *panels, const float *row_scale, size_t rows, size_t p0,
                         size_t p1, const struct qbatch *x, const uint32_t *index, size_t n,
                         float *y, size_t ldy)
@@ -66,10 +80,12 @@ static void int8_panels(const uint8_t *panels, const float *row_scale, size_t ro
         for (size_t p = p0; p < p1 && p * INT8_PANEL_ROWS < rows; p++) {
             const uint8_t *panel = panels + p * panel_bytes;
             const float *scale = row_scale + p * INT8_PANEL_ROWS;
+            struct panel_ahead ahead = panel_ahead(panel, panel_bytes, count);
             for (size_t i = 0; i < count; i += PLANES_MAX) {
                 int64_t sums[PLANES_MAX][INT8_PANEL_ROWS];
                 size_t tokens = count - i < PLANES_MAX ? count - i : PLANES_MAX;
-                panel_sums(panel, blocks, planes + i, tokens, sums);
+                panel_sums(panel, blocks, planes + i, tokens, ahead, sums);
+                ahead.at += blocks * ahead.lines * 64;
                 for (size_t j = 0; j < tokens; j++) {
                     size_t s = slot[i + j];
                     int64_t factor = (int64_t)1 << planes[i + j].low;
@@ -92,6 +108,7 @@ static void int8_panels15(const uint8_t *panels, const float *row_scale, size_t 
     size_t blocks = x->k_pad / ACT_BLOCK, panel_bytes = x->k_pad * INT8_PANEL_ROWS;
     for (size_t p = p0; p < p1 && p * INT8_PANEL_ROWS < rows; p++) {
         const uint8_t *panel = panels + p * panel_bytes;
+        struct panel_ahead ahead = panel_ahead(panel, panel_bytes, 2 * n);
         for (size_t i = 0; i < n; i += TOKENS) {
             struct plane planes[PLANES_MAX];
             int64_t sums[PLANES_MAX][INT8_PANEL_ROWS];
@@ -101,7 +118,8 @@ static void int8_panels15(const uint8_t *panels, const float *row_scale, size_t 
                 planes[2 * j] = (struct plane){ .q = x->hi + at, .flush = LANE_BLOCKS };
                 planes[2 * j + 1] = (struct plane){ .q = x->lo + at, .flush = LANE_BLOCKS };
             }
-            panel_sums(panel, blocks, planes, 2 * tokens, sums);
+            panel_sums(panel, blocks, planes, 2 * tokens, ahead, sums);
+            ahead.at += blocks * ahead.lines * 64;
             for (size_t j = 0; j < tokens; j++) {
                 size_t s = index ? index[i + j] : i + j;
                 for (size_t r = 0; r < INT8_PANEL_ROWS; r++)

@@ -13,8 +13,9 @@ enum { PLANES_MAX = 4, PANEL_OFFSET = 0 };
 #include "quant/rvq.h"
 
 static void panel_sums(const uint8_t *panel, size_t blocks, const struct plane *planes,
-                       size_t count, int64_t (*sums)[INT8_PANEL_ROWS])
+                       size_t count, struct panel_ahead ahead, int64_t (*sums)[INT8_PANEL_ROWS])
 {
+    (void)ahead;
     for (size_t i = 0; i < count; i++) {
         const struct plane *plane = planes + i;
         const uint8_t *w = panel;

@@ -74,6 +74,13 @@ rvq_group(size_t G, size_t stages, size_t entries, size_t planes, const uint8_t 
     }
 }
 
+static inline __attribute__((always_inline)) void rvq_ahead(size_t planes, const uint8_t *codes)
+{
+    UNROLL(6)
+    for (size_t line = 0; line < 2 * planes; line++)
+        __builtin_prefetch(codes + RVQ_AHEAD + 64 * line);
+}
+
 static inline __attribute__((always_inline)) void
 rvq_decode_shape(size_t stages, size_t entries, size_t planes, const uint8_t *planar,
                  const uint8_t *codes, uint8_t *out)
@@ -82,6 +89,7 @@ rvq_decode_shape(size_t stages, size_t entries, size_t planes, const uint8_t *pl
         for (size_t g = 0; g < 4; g += 2, codes += 2 * planes * 64) {
             __m512i index[2][4];
             __mmask64 upper[2][4];
+            rvq_ahead(planes, codes);
             rvq_group(2, stages, entries, planes, codes, index, upper);
             for (size_t d = 0; d < RVQ_DIM; d++) {
                 __m512i value[2];
@@ -119,9 +127,7 @@ rvq_fused_shape(size_t T, size_t stages, size_t entries, size_t planes, const ui
         for (size_t g = 0; g < 4; g += 2, codes += 2 * planes * 64) {
             __m512i index[2][4];
             __mmask64 upper[2][4];
-            UNROLL(6)
-            for (size_t line = 0; line < 2 * planes; line++)
-                __builtin_prefetch(codes + RVQ_AHEAD + 64 * line);
+            rvq_ahead(planes, codes);
             rvq_group(2, stages, entries, planes, codes, index, upper);
             for (size_t d = 0; d < RVQ_DIM; d++) {
                 __m512i value[2];

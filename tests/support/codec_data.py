@@ -43,3 +43,11 @@ def aligned_copy(blob: np.ndarray) -> np.ndarray:
     start = -raw.ctypes.data % 64
     raw[start : start + len(blob)] = blob
     return raw[start : start + len(blob)]
+
+
+def new_books(ffi):
+    """A struct rvq_books at an address that its vectors want; ffi.new would align it to 8 bytes."""
+    size = ffi.sizeof("struct rvq_books")
+    room = ffi.new("uint8_t[]", size + 63)
+    start = -int(ffi.cast("uintptr_t", room)) % 64
+    return ffi.gc(ffi.cast("struct rvq_books *", room + start), lambda _, keep=room: None)

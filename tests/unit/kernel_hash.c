@@ -199,7 +199,7 @@ static void hash_rvq(const struct kernels *t)
     size_t rows = 1 + random_below(ROWS_MAX / 2), k = 1 + random_below(K_MAX / 2);
     size_t n = 1 + random_below(12), k_pad = (k + 63) / 64 * 64;
     float *x = buffer(n * k), *y = buffer(n * rows), *books = buffer(RVQ_MAX_CODES * RVQ_DIM);
-    struct rvq_books *set = allocate(sizeof *set);
+    static struct rvq_books set;
     struct qbatch q = { .q = allocate(n * k_pad), .shift = allocate(n * k_pad / 64),
                         .scale = buffer(n), .sum = allocate(n * 8),
                         .offset = allocate(n * k_pad / 8), .k = k, .k_pad = k_pad };
@@ -216,13 +216,13 @@ static void hash_rvq(const struct kernels *t)
         uint8_t *blob = allocate(bytes);
         for (size_t i = 0; i < codes * RVQ_DIM; i++)
             entries[i] = (int8_t)((int)random_below(2 * (size_t)shape->limit + 1) - shape->limit);
-        if (!rvq_books_set(set, shape, entries))
+        if (!rvq_books_set(&set, shape, entries))
             exit(1);
         struct matrix m;
         matrix_bind(&m, codecs[c], (uint32_t)rows, (uint32_t)k, blob);
         for (size_t i = 0; i < bytes; i++)
             blob[i] = (uint8_t)random_bits();
-        t->rvq_panels(set, m.data, m.scale16, rows, 0, m.rows_pad / 64, &q, NULL, n, y, rows);
+        t->rvq_panels(&set, m.data, m.scale16, rows, 0, m.rows_pad / 64, &q, NULL, n, y, rows);
         take_floats(y, n * rows);
         free(blob);
 
@@ -239,7 +239,7 @@ static void hash_rvq(const struct kernels *t)
         take(found, 16 * shape->stages);
         free(tables);
     }
-    void *const owned[] = { x, y, books, set, q.q, q.shift, q.scale, q.sum, q.offset };
+    void *const owned[] = { x, y, books, q.q, q.shift, q.scale, q.sum, q.offset };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
 }

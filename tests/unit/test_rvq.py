@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rvq_model import SHAPES, pack_codes, pad64
 from support import kernel_data as data
+from support.codec_data import new_books
 
 SEEDS = st.integers(0, 2**32 - 1)
 MODEST = settings(max_examples=30, deadline=None)
@@ -36,7 +37,7 @@ class Case:
         self.scale = (self.scale16.astype(np.uint32) << 16).view(np.float32)
         self.blob = np.concatenate([self.scale16.view(np.uint8), self.codes])
         ffi, c = lib
-        self.c_books = ffi.new("struct rvq_books *")
+        self.c_books = new_books(ffi)
         assert c.rvq_books_set(self.c_books, shape_of(lib, codec),
                                ffi.cast("int8_t *", self.books.ctypes.data))
 
@@ -158,7 +159,7 @@ def test_entries_are_bounded_so_that_sums_fit(lib, codec):
     ffi, c = lib
     _, stages, entries, limit, _ = SHAPES[codec]
     assert stages * limit <= 127
-    books, out = np.zeros((stages, entries, 8), np.int8), ffi.new("struct rvq_books *")
+    books, out = np.zeros((stages, entries, 8), np.int8), new_books(ffi)
     for value, fits in ((limit, True), (-limit, True), (limit + 1, False), (-limit - 1, False)):
         for at in ((0, 0, 0), (stages - 1, entries - 1, 7)):
             books[at] = value
@@ -251,7 +252,7 @@ def test_codebook_sets_are_checked(lib, codec):
             raw[60:64] = 0
             crc = c.crc32c(0, ffi.cast("void *", raw.ctypes.data), size)
             raw[60:64] = np.array([crc], np.uint32).view(np.uint8)
-        out, unit, error = ffi.new("struct rvq_books *"), ffi.new("float *"), ffi.new("hr_error *")
+        out, unit, error = new_books(ffi), ffi.new("float *"), ffi.new("hr_error *")
         status = c.codebooks_read(number, ffi.cast("void *", raw.ctypes.data), out, unit, error)
         return status, unit[0], ffi.string(error.detail).decode()
 
