@@ -181,7 +181,7 @@ def test_bytes_read_are_what_the_kernel_counts(headrace, build_dir, model_bf16):
 
 def test_a_lowered_budget_gives_memory_back(headrace, model_bf16):
     """The cache shrinks for real, serves what it still can, and grows again."""
-    ram = levels(headrace, model_bf16)["all"] + (32 << 20)
+    ram = levels(headrace, model_bf16, threads=1)["all"] + (32 << 20)
     with headrace.Model(model_bf16, ctx=512, ram=ram, threads=1, chunk=16) as model:
         ids = model.tokenize(PROMPTS[2])
         expected = model.logits(ids).tobytes()
@@ -214,7 +214,7 @@ def test_a_lowered_budget_gives_memory_back(headrace, model_bf16):
 
 
 def test_the_budget_moves_while_a_text_is_generated(headrace, model_bf16):
-    sizes = levels(headrace, model_bf16)
+    sizes = levels(headrace, model_bf16, threads=1)
     with headrace.Model(model_bf16, ctx=512, ram=sizes["all"], threads=1) as model:
         expected = model.generate(PROMPTS[0], max_tokens=120, ignore_stop_ids=True).ids
         steps = iter(range(10**6))

@@ -238,7 +238,7 @@ def test_memory_does_not_grow_with_the_text(headrace, model_dir):
     twice: a second pair of engines finds the heap of the first."""
     short, long = (
         f"assert main([{str(model_dir)!r}] * 2 + ['--text', {str(VAL)!r}, '--window', '{window}', "
-        f"'--limit', '{limit}', '--ram', '64MiB', '--quiet']) == 0"
+        f"'--limit', '{limit}', '--ram', '64MiB', '--threads', '2', '--quiet']) == 0"
         for window, limit in ((64, 80), (2048, 6)))
     peak = "print([l.split()[1] for l in open('/proc/self/status') if l[:6] == 'VmHWM:'][0])"
     process = child(short, short, peak, long, peak)
@@ -249,16 +249,16 @@ def test_memory_does_not_grow_with_the_text(headrace, model_dir):
 
 
 def test_both_engines_share_the_ceiling(headrace, model_bf16, model_dir):
-    request = comparing.Request(model_bf16, model_dir, text=VAL, ram="48MiB")
-    shares = comparing.ram_shares(request)
-    floors = [headrace.plan(path, ctx=512).floor for path in (model_bf16, model_dir)]
+    def shares_of(ram: int) -> tuple[int, ...]:
+        return comparing.ram_shares(comparing.Request(model_bf16, model_dir, text=VAL, ram=ram, threads=2))
+
+    shares = shares_of(48 * MIB)
+    floors = [headrace.plan(path, ctx=512, threads=2).floor for path in (model_bf16, model_dir)]
     assert sum(shares) <= 48 * MIB
     assert all(share >= floor for share, floor in zip(shares, floors, strict=True))
-    tight = comparing.ram_shares(comparing.Request(model_bf16, model_dir, text=VAL, ram=sum(floors)))
-    assert list(tight) == floors
+    assert list(shares_of(sum(floors))) == floors
     with pytest.raises(comparing.MeasureError) as raised:
-        comparing.ram_shares(
-            comparing.Request(model_bf16, model_dir, text=VAL, ram=sum(floors) - 1))
+        shares_of(sum(floors) - 1)
     assert raised.value.exit_code == 4 and str(sum(floors)) in str(raised.value)
 
 

@@ -89,7 +89,8 @@ def test_real_v1_limit_above_the_group(headrace_bin, model_dir, tokens, group_v1
     """B30: the limit of the parent is what the budget comes from, and the kernel never has to kill."""
     limit = 24 * MIB
     inner = group_v1(limit)
-    planned = subprocess.run([str(headrace_bin), "plan", str(model_dir), "--ctx", "256", "--json"],
+    planned = subprocess.run([str(headrace_bin), "plan", str(model_dir), "--ctx", "256", "--threads", "2",
+                              "--io-threads", "2", "--json"],
                              capture_output=True, text=True, preexec_fn=enter(inner))
     assert planned.returncode == 0, planned.stderr
     plan = json.loads(planned.stdout)
