@@ -115,6 +115,11 @@ static bool store(const struct cli_option *o, const char *text, char message[256
     case OPTION_TEXT:
         *(const char **)o->value = text;
         return true;
+    case OPTION_PATH:
+        want = "the path of a file";
+        ok = *text != '\0';
+        *(const char **)o->value = text;
+        break;
     case OPTION_LIST: {
         struct text_list *list = o->value;
         want = "at most 16 times";

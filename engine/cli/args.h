@@ -9,6 +9,7 @@
 enum option_kind {
     OPTION_FLAG,   /* bool */
     OPTION_TEXT,   /* const char * */
+    OPTION_PATH,   /* const char *, not empty */
     OPTION_LIST,   /* struct text_list: may be given several times */
     OPTION_U32,    /* uint32_t */
     OPTION_U64,    /* uint64_t */

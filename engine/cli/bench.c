@@ -173,7 +173,7 @@ static int parse(int argc, char **argv, struct bench_options *o)
         {"--prefill", OPTION_U32, &o->prefill, NULL, NULL},
         {"--decode", OPTION_U32, &o->decode, NULL, NULL},
         {"--repeats", OPTION_U32, &o->repeats, NULL, NULL},
-        {"--ids", OPTION_TEXT, &o->ids_file, NULL, NULL},
+        {"--ids", OPTION_PATH, &o->ids_file, NULL, NULL},
         {"--cold", OPTION_FLAG, &o->cold, NULL, NULL},
     };
     model_options_init(&o->model);

@@ -215,7 +215,7 @@ void model_options_describe(struct model_options *o, struct cli_option *out)
         {"--verify", OPTION_CHOICE, &p->verify, VERIFY_NAMES, NULL},
         {"--drive", OPTION_LIST, &o->drives, NULL, NULL},
         {"--read-ahead", OPTION_AHEAD, &p->read_ahead, NULL, NULL},
-        {"--usage", OPTION_TEXT, &o->usage, NULL, NULL},
+        {"--usage", OPTION_PATH, &o->usage, NULL, NULL},
         {"--lock", OPTION_CHOICE, &p->lock, LOCK_NAMES, NULL},
         {"--no-direct", OPTION_FLAG, &o->no_direct, NULL, NULL},
         {"--json", OPTION_FLAG, &o->json, NULL, NULL},

@@ -150,7 +150,7 @@ int command_doctor(int argc, char **argv)
     struct cli_option options[MODEL_OPTION_COUNT + OWN_OPTIONS] = {
         {"--seconds", OPTION_REAL, &o.seconds, NULL, NULL},
         {"--position", OPTION_U32, &o.position, NULL, NULL},
-        {"--trace", OPTION_TEXT, &o.trace, NULL, NULL},
+        {"--trace", OPTION_PATH, &o.trace, NULL, NULL},
     };
     model_options_describe(&o.model, options + OWN_OPTIONS);
     const char *path;

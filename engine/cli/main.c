@@ -96,8 +96,14 @@ int main(int argc, char **argv)
         printf("headrace %s\n", hr_version());
         return finish_output(EXIT_OK);
     }
-    for (size_t i = 0; i < sizeof COMMANDS / sizeof *COMMANDS; i++)
-        if (strcmp(name, COMMANDS[i].name) == 0) return COMMANDS[i].run(argc - 2, argv + 2);
+    for (size_t i = 0; i < sizeof COMMANDS / sizeof *COMMANDS; i++) {
+        if (strcmp(name, COMMANDS[i].name) != 0) continue;
+        if (argc == 3 && (strcmp(argv[2], "--help") == 0 || strcmp(argv[2], "-h") == 0)) {
+            fputs(HELP, stdout);
+            return finish_output(EXIT_OK);
+        }
+        return COMMANDS[i].run(argc - 2, argv + 2);
+    }
     return report_failure(HR_ERR_USAGE, false, "unknown command '%.100s' (see headrace help)",
                           name);
 }

@@ -174,7 +174,7 @@ int command_run(int argc, char **argv)
     hr_generate_params *g = &o.generate;
     struct cli_option options[MODEL_OPTION_COUNT + OWN_OPTIONS] = {
         {"-p", OPTION_TEXT, &o.prompt, NULL, NULL},
-        {"-f", OPTION_TEXT, &o.file, NULL, NULL},
+        {"-f", OPTION_PATH, &o.file, NULL, NULL},
         {"--ids", OPTION_TEXT, &o.ids, NULL, NULL},
         {"-n", OPTION_U32, &g->max_tokens, NULL, NULL},
         {"--max-tokens", OPTION_U32, &g->max_tokens, NULL, NULL},

@@ -215,7 +215,7 @@ int command_score(int argc, char **argv)
     struct score_options o = {.window = DEFAULT_WINDOW};
     model_options_init(&o.model);
     struct cli_option options[MODEL_OPTION_COUNT + OWN_OPTIONS] = {
-        {"-f", OPTION_TEXT, &o.file, NULL, NULL},
+        {"-f", OPTION_PATH, &o.file, NULL, NULL},
         {"--window", OPTION_U32, &o.window, NULL, NULL},
         {"--hash", OPTION_FLAG, &o.hash, NULL, NULL},
         {"--ids", OPTION_FLAG, &o.ids, NULL, NULL},

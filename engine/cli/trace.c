@@ -226,9 +226,9 @@ int command_trace(int argc, char **argv)
     struct trace_options o = {.out = "-"};
     model_options_init(&o.model);
     struct cli_option options[MODEL_OPTION_COUNT + OWN_OPTIONS] = {
-        {"-f", OPTION_TEXT, &o.file, NULL, NULL},
-        {"--ids", OPTION_TEXT, &o.ids, NULL, NULL},
-        {"-o", OPTION_TEXT, &o.out, NULL, NULL},
+        {"-f", OPTION_PATH, &o.file, NULL, NULL},
+        {"--ids", OPTION_PATH, &o.ids, NULL, NULL},
+        {"-o", OPTION_PATH, &o.out, NULL, NULL},
         {"--tokens", OPTION_U32, &o.tokens, NULL, NULL},
         {"--no-special", OPTION_FLAG, &o.no_special, NULL, NULL},
     };

@@ -63,6 +63,8 @@ def headrace_cmd(headrace_bin):
     ["score", "MODEL", "-f", "x", "--window", "64", "--ctx", "32"],
     ["score", "MODEL", "-f", "x", "--special", "--no-special"],
     ["inspect"], ["verify"], ["plan"], ["verify", "MODEL", "--ram", "1GiB"],
+    ["run", "MODEL", "-f", ""], ["score", "MODEL", "-f", ""], ["doctor", "MODEL", "--trace", ""],
+    ["run", "MODEL", "-p", "x", "--usage", ""], ["bench", "MODEL", "--ids", ""],
 ], ids=" ".join)
 def test_usage_errors_exit_2_before_anything_is_opened(headrace_cmd, args):
     done = headrace_cmd(*args)
@@ -82,7 +84,7 @@ def test_values_the_engine_refuses_exit_2(headrace_cmd, model_dir, settings):
 
 
 def test_help_and_version(headrace_cmd):
-    for args in (["help"], ["--help"], ["-h"]):
+    for args in (["help"], ["--help"], ["-h"], ["run", "--help"], ["doctor", "-h"]):
         done = headrace_cmd(*args)
         assert done.returncode == 0 and b"usage: headrace" in done.stdout
     done = headrace_cmd("version")
