@@ -1,6 +1,7 @@
 #include "base/pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -29,7 +30,7 @@ struct worker {
 struct pool {
     _Alignas(CACHE_LINE) _Atomic uint64_t state; /* job number * 2 + open */
     uint32_t tasks;
-    pool_fn fn;
+    pool_span_fn fn;
     void *ctx;
     _Alignas(CACHE_LINE) _Atomic uint32_t next; /* the next task to claim */
     _Alignas(CACHE_LINE) _Atomic uint32_t inside;
@@ -86,7 +87,7 @@ static void await_job(struct pool *p, uint64_t last)
 static void run_tasks(struct pool *p, uint32_t worker)
 {
     const uint32_t tasks = p->tasks;
-    const pool_fn fn = p->fn;
+    const pool_span_fn fn = p->fn;
     void *const ctx = p->ctx;
     uint32_t first = atomic_load_explicit(&p->next, memory_order_relaxed);
     /* Neighbouring tasks read neighbouring memory, which is fetched ahead for one thread only: so long
@@ -96,7 +97,7 @@ static void run_tasks(struct pool *p, uint32_t worker)
         if (!atomic_compare_exchange_weak_explicit(&p->next, &first, first + count, memory_order_relaxed,
                                                    memory_order_relaxed))
             continue;
-        for (uint32_t task = first; task < first + count; task++) fn(ctx, task, worker);
+        fn(ctx, first, first + count, worker);
         first = atomic_load_explicit(&p->next, memory_order_relaxed);
     }
 }
@@ -156,12 +157,38 @@ static void await_idle(struct pool *p)
     (void)pthread_mutex_unlock(&p->lock);
 }
 
+void pool_await(const struct pool *p, const _Atomic uint32_t *left)
+{
+    for (uint32_t turn = 1; atomic_load_explicit(left, memory_order_acquire) != 0; turn++)
+        if (!p->spins || turn % 4096 == 0)
+            (void)sched_yield(); /* who is awaited may have lost its core */
+        else
+            relax();
+}
+
+struct singly {
+    pool_fn fn;
+    void *ctx;
+};
+
+static void run_singly(void *p, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const struct singly *s = p;
+    for (uint32_t task = first; task < end; task++) s->fn(s->ctx, task, worker);
+}
+
 void pool_run(struct pool *p, uint32_t tasks, pool_fn fn, void *ctx)
+{
+    struct singly s = {fn, ctx};
+    pool_run_spans(p, tasks, run_singly, &s);
+}
+
+void pool_run_spans(struct pool *p, uint32_t tasks, pool_span_fn fn, void *ctx)
 {
     if (tasks == 0) return;
     (void)pthread_mutex_lock(&p->turn);
     if (tasks == 1 || p->started == 0) {
-        for (uint32_t task = 0; task < tasks; task++) fn(ctx, task, 0);
+        fn(ctx, 0, tasks, 0);
     } else {
         p->tasks = tasks;
         p->fn = fn;

@@ -20,4 +20,11 @@ uint64_t pool_cost(uint32_t threads); /* bytes for the plan, stacks that will be
  * take turns. Spins briefly, then parks. tasks == 0 returns at once; one task runs on the caller. */
 void pool_run(struct pool *p, uint32_t tasks, pool_fn fn, void *ctx);
 
+/* The same for tasks that cost less together: fn does [first, end). */
+typedef void (*pool_span_fn)(void *ctx, uint32_t first, uint32_t end, uint32_t worker);
+void pool_run_spans(struct pool *p, uint32_t tasks, pool_span_fn fn, void *ctx);
+/* For a task that needs what tasks before it in the same run leave: returns when they have brought
+ * `left` down to 0. Those are being run, since tasks are claimed in order. */
+void pool_await(const struct pool *p, const _Atomic uint32_t *left);
+
 #endif

@@ -1,5 +1,7 @@
 #include "nn/glu.h"
 
+#include <stdatomic.h>
+
 void glu_carve(struct carve *c, uint32_t n, uint32_t inner, bool fine, struct glu_scratch *s)
 {
     s->n = n;
@@ -19,19 +21,24 @@ void glu_slice(const struct glu_scratch *s, uint32_t first, struct glu_job *job)
     linear_input_set(&job->mid, job->h, inner, job->n, inner);
 }
 
+/* Tasks: panels of all gates and ups, tokens to activate, panels of all downs, each job after job. A
+ * job's next stage begins when its last one ends, whatever the other jobs do. */
+enum stage { GATE_UP, ACTIVATE, DOWN, STAGES };
+
 struct glu_ctx {
     const struct nn *nn;
     struct glu_job *jobs;
     uint32_t count;
-    uint32_t first[GLU_MAX_JOBS + 1];
+    uint32_t first[STAGES][GLU_MAX_JOBS + 1];
+    _Atomic uint32_t left[STAGES][GLU_MAX_JOBS]; /* tasks that are not done */
 };
 
-static uint32_t job_of(const struct glu_ctx *c, uint32_t task)
+static uint32_t job_of(const uint32_t *first, uint32_t count, uint32_t task)
 {
-    uint32_t lo = 0, hi = c->count; /* first[lo] <= task < first[hi] */
+    uint32_t lo = 0, hi = count; /* first[lo] <= task < first[hi] */
     while (hi - lo > 1) {
         const uint32_t mid = (lo + hi) / 2;
-        if (c->first[mid] <= task)
+        if (first[mid] <= task)
             lo = mid;
         else
             hi = mid;
@@ -39,21 +46,18 @@ static uint32_t job_of(const struct glu_ctx *c, uint32_t task)
     return lo;
 }
 
-static void gate_up_task(void *ctx, uint32_t task, uint32_t worker)
+static void gate_up(const struct nn *nn, const struct glu_job *job, uint32_t first, uint32_t end)
 {
-    const struct glu_ctx *c = ctx;
-    const uint32_t j = job_of(c, task);
-    const struct glu_job *job = &c->jobs[j];
     const uint32_t inner = job->gate->rows, units = linear_units(job->gate);
-    const uint32_t unit = task - c->first[j];
-    (void)worker;
-    if (unit < units)
-        linear_unit(c->nn, job->gate, unit, job->in, job->index, job->n, job->h, inner);
-    else
-        linear_unit(c->nn, job->up, unit - units, job->in, job->index, job->n, job->u, inner);
+    if (first < units)
+        linear_span(nn, job->gate, first, end < units ? end : units, job->in, job->index, job->n,
+                    job->h, inner);
+    if (end > units)
+        linear_span(nn, job->up, first > units ? first - units : 0, end - units, job->in,
+                    job->index, job->n, job->u, inner);
 }
 
-static void activate(const struct kernels *k, const struct activation *a, float *g, const float *u,
+static void multiply(const struct kernels *k, const struct activation *a, float *g, const float *u,
                      size_t n)
 {
     switch (a->kind) {
@@ -63,49 +67,74 @@ static void activate(const struct kernels *k, const struct activation *a, float 
     }
 }
 
-static void activate_task(void *ctx, uint32_t task, uint32_t worker)
+static void activate(const struct nn *nn, struct glu_job *job, uint32_t first, uint32_t end)
 {
-    const struct glu_ctx *c = ctx;
-    const uint32_t j = job_of(c, task), i = task - c->first[j];
-    struct glu_job *job = &c->jobs[j];
     const uint32_t inner = job->gate->rows;
-    float *h = job->h + (size_t)i * inner, *u = job->u + (size_t)i * inner;
-    (void)worker;
-    if (job->gate_bias) {
-        c->nn->k->add(h, job->gate_bias, inner);
-        c->nn->k->add(u, job->up_bias, inner);
+    for (uint32_t i = first; i < end; i++) {
+        float *h = job->h + (size_t)i * inner, *u = job->u + (size_t)i * inner;
+        if (job->gate_bias) {
+            nn->k->add(h, job->gate_bias, inner);
+            nn->k->add(u, job->up_bias, inner);
+        }
+        multiply(nn->k, &job->act, h, u, inner);
+        linear_input_quantize(nn, &job->mid, job->down, i);
     }
-    activate(c->nn->k, &job->act, h, u, inner);
-    linear_input_quantize(c->nn, &job->mid, job->down, i);
 }
 
-static void down_task(void *ctx, uint32_t task, uint32_t worker)
+static void down(const struct nn *nn, const struct glu_job *job, uint32_t first, uint32_t end)
 {
-    const struct glu_ctx *c = ctx;
-    const uint32_t j = job_of(c, task);
-    const struct glu_job *job = &c->jobs[j];
-    const uint32_t unit = task - c->first[j];
-    (void)worker;
-    linear_unit(c->nn, job->down, unit, &job->mid, NULL, job->n, job->y, job->ldy);
+    linear_span(nn, job->down, first, end, &job->mid, NULL, job->n, job->y, job->ldy);
     if (!job->down_bias) return;
     uint32_t r0, r1;
-    linear_unit_rows(job->down, unit, &r0, &r1);
+    linear_unit_rows(job->down, first, &r0, &r1);
+    linear_unit_rows(job->down, end - 1, &(uint32_t){0}, &r1);
     for (uint32_t i = 0; i < job->n; i++)
-        c->nn->k->add(job->y + (size_t)i * job->ldy + r0, job->down_bias + r0, r1 - r0);
+        nn->k->add(job->y + (size_t)i * job->ldy + r0, job->down_bias + r0, r1 - r0);
+}
+
+static void glu_span(void *ctx, uint32_t task, uint32_t end, uint32_t worker)
+{
+    struct glu_ctx *c = ctx;
+    (void)worker;
+    for (uint32_t stage = GATE_UP; task < end;) {
+        while (task >= c->first[stage][c->count]) stage++;
+        const uint32_t *first = c->first[stage], j = job_of(first, c->count, task);
+        const uint32_t from = task - first[j], to = (end < first[j + 1] ? end : first[j + 1]) - first[j];
+        struct glu_job *job = &c->jobs[j];
+        if (stage > GATE_UP) pool_await(c->nn->pool, &c->left[stage - 1][j]);
+        switch (stage) {
+        case GATE_UP: gate_up(c->nn, job, from, to); break;
+        case ACTIVATE: activate(c->nn, job, from, to); break;
+        default: down(c->nn, job, from, to); break;
+        }
+        atomic_fetch_sub_explicit(&c->left[stage][j], to - from, memory_order_release);
+        task = first[j] + to;
+    }
+}
+
+/* Numbers the tasks of a stage from `first` on and returns the number behind. */
+static uint32_t number_stage(struct glu_ctx *c, enum stage stage, uint32_t first)
+{
+    for (uint32_t j = 0; j < c->count; j++) {
+        const struct glu_job *job = &c->jobs[j];
+        const uint32_t tasks = stage == ACTIVATE ? job->n
+                               : stage == DOWN   ? linear_units(job->down)
+                                                 : linear_units(job->gate) + linear_units(job->up);
+        atomic_init(&c->left[stage][j], tasks);
+        c->first[stage][j] = first;
+        first += tasks;
+    }
+    return c->first[stage][c->count] = first;
 }
 
 void glu_run(const struct nn *nn, struct glu_job *jobs, uint32_t count)
 {
-    struct glu_ctx c = {nn, jobs, count, {0}};
+    struct glu_ctx c = {.nn = nn, .jobs = jobs, .count = count};
+    uint32_t tasks = 0;
     for (uint32_t j = 0; j < count; j++) {
         linear_input_prepare(nn, jobs[j].in, jobs[j].gate);
         linear_input_prepare(nn, jobs[j].in, jobs[j].up);
-        c.first[j + 1] = c.first[j] + linear_units(jobs[j].gate) + linear_units(jobs[j].up);
     }
-    pool_run(nn->pool, c.first[count], gate_up_task, &c);
-    for (uint32_t j = 0; j < count; j++) c.first[j + 1] = c.first[j] + jobs[j].n;
-    pool_run(nn->pool, c.first[count], activate_task, &c);
-    for (uint32_t j = 0; j < count; j++)
-        c.first[j + 1] = c.first[j] + linear_units(jobs[j].down);
-    pool_run(nn->pool, c.first[count], down_task, &c);
+    for (uint32_t stage = GATE_UP; stage < STAGES; stage++) tasks = number_stage(&c, stage, tasks);
+    pool_run_spans(nn->pool, tasks, glu_span, &c);
 }

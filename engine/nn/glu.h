@@ -33,7 +33,7 @@ void glu_carve(struct carve *c, uint32_t n, uint32_t inner, bool fine, struct gl
 void glu_slice(const struct glu_scratch *s, uint32_t first, struct glu_job *job);
 
 enum { GLU_MAX_JOBS = 64 };
-/* count <= GLU_MAX_JOBS. Three parallel regions for all jobs together. */
+/* count <= GLU_MAX_JOBS. One parallel region for all jobs together. */
 void glu_run(const struct nn *nn, struct glu_job *jobs, uint32_t count);
 
 #endif

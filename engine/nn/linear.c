@@ -2,8 +2,9 @@
 
 #include "kernels/nibble.h"
 
-/* Rows of a float matrix that make one task: enough work to pay for claiming it. */
-enum { FLOAT_ROWS = 32, MAX_JOBS = 8 };
+/* Rows of a float matrix that make one task: enough work to pay for claiming it. Tokens that every
+ * kernel takes through its rows at once. */
+enum { FLOAT_ROWS = 32, SPAN_TOKENS = 64, MAX_JOBS = 8 };
 
 static size_t pad64(size_t k)
 {
@@ -102,28 +103,45 @@ void linear_unit_rows(const struct matrix *w, uint32_t unit, uint32_t *first, ui
     *end = w->rows - *first < rows ? w->rows : *first + rows;
 }
 
-void linear_unit(const struct nn *nn, const struct matrix *w, uint32_t unit,
-                 const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
-                 size_t ldy)
+static void rows_of_units(const struct nn *nn, const struct matrix *w, uint32_t first, uint32_t end,
+                          const struct linear_input *in, const uint32_t *index, uint32_t n,
+                          float *y, size_t ldy)
 {
     const struct kernels *k = nn->k;
     uint32_t r0, r1;
-    linear_unit_rows(w, unit, &r0, &r1);
+    linear_unit_rows(w, first, &r0, &r1);
+    linear_unit_rows(w, end - 1, &(uint32_t){0}, &r1);
     if (w->codec == CODEC_INT8)
-        k->int8_panels(w->data, w->scale, w->rows, unit, unit + 1, &in->q, index, n, y, ldy);
+        k->int8_panels(w->data, w->scale, w->rows, first, end, &in->q, index, n, y, ldy);
     else if (codec_is_rvq(w->codec))
-        k->rvq_panels(w->books, w->data, w->scale16, w->rows, unit, unit + 1, &in->q, index, n, y,
-                      ldy);
+        k->rvq_panels(w->books, w->data, w->scale16, w->rows, first, end, &in->q, index, n, y, ldy);
     else if (w->codec == CODEC_MXFP4 && w->fine)
-        k->mxfp4_panels22(w->data, w->table, w->rows, unit, unit + 1, &in->q22, index, n, y, ldy);
+        k->mxfp4_panels22(w->data, w->table, w->rows, first, end, &in->q22, index, n, y, ldy);
     else if (w->codec == CODEC_MXFP4)
-        k->mxfp4_panels(w->data, w->table, w->rows, unit, unit + 1, &in->q, index, n, y, ldy);
+        k->mxfp4_panels(w->data, w->table, w->rows, first, end, &in->q, index, n, y, ldy);
     else if (codec_is_4bit(w->codec))
-        k->nibble_panels(w->data, w->table, w->rows, unit, unit + 1, &in->q, index, n, y, ldy);
+        k->nibble_panels(w->data, w->table, w->rows, first, end, &in->q, index, n, y, ldy);
     else if (w->codec == CODEC_BF16)
         k->bf16_rows(w->data, w->cols, r0, r1, in->x, in->ldx, index, n, y, ldy);
     else
         k->f32_rows(w->data, w->cols, r0, r1, in->x, in->ldx, index, n, y, ldy);
+}
+
+void linear_span(const struct nn *nn, const struct matrix *w, uint32_t first, uint32_t end,
+                 const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
+                 size_t ldy)
+{
+    /* Beyond some tokens a kernel goes through its rows again: they should still be in the cache. */
+    const uint32_t step = n <= SPAN_TOKENS ? end - first : 1;
+    for (; first < end; first += step)
+        rows_of_units(nn, w, first, first + step, in, index, n, y, ldy);
+}
+
+void linear_unit(const struct nn *nn, const struct matrix *w, uint32_t unit,
+                 const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
+                 size_t ldy)
+{
+    rows_of_units(nn, w, unit, unit + 1, in, index, n, y, ldy);
 }
 
 struct run_ctx {
@@ -133,14 +151,17 @@ struct run_ctx {
     uint32_t first[MAX_JOBS + 1];
 };
 
-static void run_task(void *p, uint32_t task, uint32_t worker)
+static void run_span(void *p, uint32_t first, uint32_t end, uint32_t worker)
 {
     const struct run_ctx *c = p;
     (void)worker;
-    uint32_t j = 0;
-    while (task >= c->first[j + 1]) j++;
-    linear_unit(c->nn, c->jobs[j].w, task - c->first[j], c->in, NULL, c->in->n, c->jobs[j].y,
-                c->jobs[j].ldy);
+    for (uint32_t j = 0; first < end;) {
+        while (first >= c->first[j + 1]) j++;
+        const uint32_t stop = c->first[j + 1] < end ? c->first[j + 1] : end, from = c->first[j];
+        linear_span(c->nn, c->jobs[j].w, first - from, stop - from, c->in, NULL, c->in->n,
+                    c->jobs[j].y, c->jobs[j].ldy);
+        first = stop;
+    }
 }
 
 void linear_run(const struct nn *nn, struct linear_input *in, const struct linear_job *jobs,
@@ -151,7 +172,7 @@ void linear_run(const struct nn *nn, struct linear_input *in, const struct linea
         linear_input_prepare(nn, in, jobs[j].w);
         c.first[j + 1] = c.first[j] + linear_units(jobs[j].w);
     }
-    pool_run(nn->pool, c.first[count], run_task, &c);
+    pool_run_spans(nn->pool, c.first[count], run_span, &c);
 }
 
 void head_carve(struct carve *c, uint32_t n, uint32_t k, struct head_scratch *s)

@@ -1,5 +1,6 @@
 /* Concurrent callers share one pool; meant for a ThreadSanitizer build, checks itself in any.
- * Exit code 0: every task of every call ran exactly once, with a valid worker number. */
+ * Exit code 0: every task of every call ran exactly once, with a valid worker number, and saw what the
+ * tasks wrote that it awaited. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -32,6 +33,37 @@ static void task(void *ctx, uint32_t index, uint32_t worker)
     call->per_worker[worker]++;
 }
 
+/* The second half of the tasks reads what the first half wrote. */
+struct staged {
+    struct pool *pool;
+    uint32_t half, written[MOST_TASKS], sum[MOST_TASKS]; /* plain on purpose: pool_await orders them */
+    _Atomic uint32_t left;
+};
+
+static void staged_span(void *ctx, uint32_t first, uint32_t end, uint32_t worker)
+{
+    struct staged *s = ctx;
+    (void)worker;
+    for (uint32_t task = first; task < end; task++) {
+        if (task < s->half) {
+            s->written[task] = task + 1;
+            atomic_fetch_sub_explicit(&s->left, 1, memory_order_release);
+            continue;
+        }
+        pool_await(s->pool, &s->left);
+        for (uint32_t i = 0; i < s->half; i++) s->sum[task - s->half] += s->written[i];
+    }
+}
+
+static uint32_t staged_faults(struct pool *pool, uint32_t half)
+{
+    struct staged s = {.pool = pool, .half = half, .left = half};
+    uint32_t faults = 0;
+    pool_run_spans(pool, 2 * half, staged_span, &s);
+    for (uint32_t i = 0; i < half; i++) faults += s.sum[i] != half * (half + 1) / 2;
+    return faults;
+}
+
 static void *caller_main(void *arg)
 {
     struct caller *c = arg;
@@ -46,6 +78,7 @@ static void *caller_main(void *arg)
         for (uint32_t w = 0; w < MOST_WORKERS; w++) total += call.per_worker[w];
         c->faults += total != tasks;
         c->faults += atomic_load(&call.faults);
+        c->faults += staged_faults(c->pool, tasks / 2);
     }
     return NULL;
 }
