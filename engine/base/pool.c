@@ -29,7 +29,8 @@ struct worker {
  * or is waited for: the fields of a job never change under anyone who reads them. */
 struct pool {
     _Alignas(CACHE_LINE) _Atomic uint64_t state; /* job number * 2 + open */
-    uint32_t tasks;
+    const uint32_t *end; /* of each stage */
+    uint32_t stages;
     pool_span_fn fn;
     void *ctx;
     _Alignas(CACHE_LINE) _Atomic uint32_t next; /* the next task to claim */
@@ -86,14 +87,16 @@ static void await_job(struct pool *p, uint64_t last)
 
 static void run_tasks(struct pool *p, uint32_t worker)
 {
-    const uint32_t tasks = p->tasks;
+    const uint32_t *end = p->end, *const last = end + p->stages - 1;
     const pool_span_fn fn = p->fn;
     void *const ctx = p->ctx;
     uint32_t first = atomic_load_explicit(&p->next, memory_order_relaxed);
     /* Neighbouring tasks read neighbouring memory, which is fetched ahead for one thread only: so long
      * runs first, single tasks at the end. */
-    while (first < tasks) {
-        const uint32_t share = (tasks - first) / (2 * p->threads), count = share > 0 ? share : 1;
+    for (;;) {
+        while (first >= *end && end < last) end++;
+        if (first >= *end) return;
+        const uint32_t share = (*end - first) / (2 * p->threads), count = share > 0 ? share : 1;
         if (!atomic_compare_exchange_weak_explicit(&p->next, &first, first + count, memory_order_relaxed,
                                                    memory_order_relaxed))
             continue;
@@ -185,12 +188,21 @@ void pool_run(struct pool *p, uint32_t tasks, pool_fn fn, void *ctx)
 
 void pool_run_spans(struct pool *p, uint32_t tasks, pool_span_fn fn, void *ctx)
 {
+    pool_run_stages(p, &tasks, 1, fn, ctx);
+}
+
+void pool_run_stages(struct pool *p, const uint32_t *end, uint32_t stages, pool_span_fn fn,
+                     void *ctx)
+{
+    const uint32_t tasks = end[stages - 1];
     if (tasks == 0) return;
     (void)pthread_mutex_lock(&p->turn);
     if (tasks == 1 || p->started == 0) {
-        fn(ctx, 0, tasks, 0);
+        for (uint32_t first = 0; stages > 0; stages--, first = *end++)
+            if (first < *end) fn(ctx, first, *end, 0);
     } else {
-        p->tasks = tasks;
+        p->end = end;
+        p->stages = stages;
         p->fn = fn;
         p->ctx = ctx;
         atomic_store_explicit(&p->next, 0, memory_order_relaxed);

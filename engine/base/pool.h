@@ -23,8 +23,12 @@ void pool_run(struct pool *p, uint32_t tasks, pool_fn fn, void *ctx);
 /* The same for tasks that cost less together: fn does [first, end). */
 typedef void (*pool_span_fn)(void *ctx, uint32_t first, uint32_t end, uint32_t worker);
 void pool_run_spans(struct pool *p, uint32_t tasks, pool_span_fn fn, void *ctx);
-/* For a task that needs what tasks before it in the same run leave: returns when they have brought
- * `left` down to 0. Those are being run, since tasks are claimed in order. */
+/* Stages of tasks: stage i ends before task end[i], the last one is the end of all. Spans lie within
+ * one stage. A later stage begins when the one before is claimed, not when it is done. */
+void pool_run_stages(struct pool *p, const uint32_t *end, uint32_t stages, pool_span_fn fn,
+                     void *ctx);
+/* For a task that needs what tasks of earlier stages leave: returns when they have brought `left`
+ * down to 0. Those are being run, since tasks are claimed in order. */
 void pool_await(const struct pool *p, const _Atomic uint32_t *left);
 
 #endif

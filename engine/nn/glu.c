@@ -29,7 +29,7 @@ struct glu_ctx {
     const struct nn *nn;
     struct glu_job *jobs;
     uint32_t count;
-    uint32_t first[STAGES][GLU_MAX_JOBS + 1];
+    uint32_t first[STAGES][GLU_MAX_JOBS + 1], end[STAGES];
     _Atomic uint32_t left[STAGES][GLU_MAX_JOBS]; /* tasks that are not done */
 };
 
@@ -95,10 +95,12 @@ static void down(const struct nn *nn, const struct glu_job *job, uint32_t first,
 static void glu_span(void *ctx, uint32_t task, uint32_t end, uint32_t worker)
 {
     struct glu_ctx *c = ctx;
+    uint32_t stage = GATE_UP;
     (void)worker;
-    for (uint32_t stage = GATE_UP; task < end;) {
-        while (task >= c->first[stage][c->count]) stage++;
-        const uint32_t *first = c->first[stage], j = job_of(first, c->count, task);
+    while (task >= c->end[stage]) stage++;
+    const uint32_t *first = c->first[stage];
+    while (task < end) {
+        const uint32_t j = job_of(first, c->count, task);
         const uint32_t from = task - first[j], to = (end < first[j + 1] ? end : first[j + 1]) - first[j];
         struct glu_job *job = &c->jobs[j];
         if (stage > GATE_UP) pool_await(c->nn->pool, &c->left[stage - 1][j]);
@@ -124,7 +126,7 @@ static uint32_t number_stage(struct glu_ctx *c, enum stage stage, uint32_t first
         c->first[stage][j] = first;
         first += tasks;
     }
-    return c->first[stage][c->count] = first;
+    return c->end[stage] = c->first[stage][c->count] = first;
 }
 
 void glu_run(const struct nn *nn, struct glu_job *jobs, uint32_t count)
@@ -136,5 +138,5 @@ void glu_run(const struct nn *nn, struct glu_job *jobs, uint32_t count)
         linear_input_prepare(nn, jobs[j].in, jobs[j].up);
     }
     for (uint32_t stage = GATE_UP; stage < STAGES; stage++) tasks = number_stage(&c, stage, tasks);
-    pool_run_spans(nn->pool, tasks, glu_span, &c);
+    pool_run_stages(nn->pool, c.end, STAGES, glu_span, &c);
 }

@@ -59,7 +59,7 @@ static uint32_t staged_faults(struct pool *pool, uint32_t half)
 {
     struct staged s = {.pool = pool, .half = half, .left = half};
     uint32_t faults = 0;
-    pool_run_spans(pool, 2 * half, staged_span, &s);
+    pool_run_stages(pool, (uint32_t[]){half, half, 2 * half}, 3, staged_span, &s);
     for (uint32_t i = 0; i < half; i++) faults += s.sum[i] != half * (half + 1) / 2;
     return faults;
 }
