@@ -101,7 +101,7 @@ static uint64_t dot_peak(uint64_t rounds)
 #include "kernels/rvq_search_body.h"
 
 #define NIBBLE_TOKENS 4
-#define NIBBLE_ROWS(T, decoded) ((decoded) ? 2 : 4)
+#define NIBBLE_ROWS(T, decoded) ((decoded) || (T) > 2 ? 2 : 4) /* more sums than registers spill */
 enum { NIBBLE_FUSED = 8 };
 
 /* The unsigned operand of the dot product is weight + NIBBLE_LARGEST. */
