@@ -16,7 +16,6 @@
 #define SMALL_OVERHEAD ((size_t)64) /* the allocator's header and what aligning wastes */
 #define LARGE_ALIGNMENT ((size_t)4096)
 #define LARGE_BYTES ((size_t)64 << 10)
-#define HUGE_PAGE_BYTES ((size_t)8 << 20) /* from here on large pages save more than they waste */
 
 static size_t page_bytes(void)
 {
@@ -84,7 +83,7 @@ static void *take(size_t bytes, size_t block)
     void *p = mmap(NULL, block, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
 #if defined(MADV_HUGEPAGE)
-    if (block >= HUGE_PAGE_BYTES) (void)madvise(p, block, MADV_HUGEPAGE);
+    if (block >= MEM_HUGE_PAGES) (void)madvise(p, block, MADV_HUGEPAGE);
 #endif
     return p;
 }

@@ -14,6 +14,8 @@ struct mem_budget {
 
 void mem_budget_init(struct mem_budget *b, uint64_t limit);
 
+/* From so many bytes on a block asks for huge pages: they save more than they waste. */
+#define MEM_HUGE_PAGES ((size_t)8 << 20)
 /* Zeroed, aligned to 64 bytes (4096 when bytes >= 64 KiB: those come from mmap and go back
  * to the system when freed). NULL when the budget or the system refuses. b may be NULL. */
 void *mem_alloc(struct mem_budget *b, size_t bytes);
