@@ -71,6 +71,27 @@ static bool is_mapped(size_t bytes)
     return !HAVE_ADDRESS_SANITIZER && bytes >= LARGE_BYTES;
 }
 
+static void *map(size_t block)
+{
+    void *p = mmap(NULL, block, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+#if defined(MADV_HUGEPAGE)
+/* Begins with a huge page: what lies before the first one would stay in small ones. */
+static void *map_huge(size_t block)
+{
+    enum { PAGE = 2 << 20 };
+    uint8_t *p = block <= SIZE_MAX - PAGE ? map(block + PAGE) : NULL;
+    if (!p) return map(block);
+    const size_t before = (PAGE - (uintptr_t)p % PAGE) % PAGE;
+    if (before > 0) (void)munmap(p, before);
+    (void)munmap(p + before + block, PAGE - before);
+    (void)madvise(p + before, block, MADV_HUGEPAGE);
+    return p + before;
+}
+#endif
+
 static void *take(size_t bytes, size_t block)
 {
     if (!is_mapped(bytes)) {
@@ -80,12 +101,10 @@ static void *take(size_t bytes, size_t block)
         memset(p, 0, block);
         return p;
     }
-    void *p = mmap(NULL, block, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return NULL;
 #if defined(MADV_HUGEPAGE)
-    if (block >= MEM_HUGE_PAGES) (void)madvise(p, block, MADV_HUGEPAGE);
+    if (block >= MEM_HUGE_PAGES) return map_huge(block);
 #endif
-    return p;
+    return map(block);
 }
 
 void *mem_alloc(struct mem_budget *b, size_t bytes)

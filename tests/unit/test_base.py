@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import random
+import sys
 import threading
 import time
 from pathlib import Path
@@ -102,6 +103,21 @@ def test_blocks_are_zero_aligned_and_charged(lib) -> None:
     assert budget.peak == 3 * C.mem_cost(3 * MIB + 1)
     C.mem_free(budget, ffi.NULL, 5)
     assert budget.used == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="huge pages are asked for on Linux")
+def test_large_blocks_begin_with_a_huge_page(lib) -> None:
+    if sanitized():
+        pytest.skip("every block comes from the sanitizer")
+    ffi, C = lib
+    size = 8 * MIB + 5000
+    for _ in range(8):  # the system alone would hit the boundary by chance
+        block = C.mem_alloc(ffi.NULL, size)
+        assert int(ffi.cast("uintptr_t", block)) % (2 * MIB) == 0
+        ffi.memmove(ffi.cast("char *", block) + size - 1, b"x", 1)
+        kept = C.mem_alloc(ffi.NULL, 65536)  # moves where the system puts the next
+        C.mem_free(ffi.NULL, block, size)
+        C.mem_free(ffi.NULL, kept, 65536)
 
 
 def test_budget_refuses_exactly_at_the_limit(lib) -> None:
