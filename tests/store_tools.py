@@ -175,6 +175,15 @@ def plain_read(fd: int, buffer: memoryview, offset: int) -> int:
 
 
 @contextmanager
+def _replaced(ffi: Any, replace: Callable[[Any], None], callback: Any) -> Iterator[None]:
+    replace(callback)
+    try:
+        yield
+    finally:
+        replace(ffi.NULL)
+
+
+@contextmanager
 def reads(lib: tuple[Any, Any], read: Read) -> Iterator[None]:
     """Replaces pread: read(fd, buffer, offset) returns bytes read, or -errno."""
     ffi, C = lib
@@ -186,24 +195,16 @@ def reads(lib: tuple[Any, Any], read: Read) -> Iterator[None]:
             return -1
         return result
 
-    keep = ffi.callback("int64_t(int, void *, size_t, int64_t)", hook)
-    C.direct_io_set_pread(keep)
-    try:
+    with _replaced(ffi, C.direct_io_set_pread, ffi.callback("int64_t(int, void *, size_t, int64_t)", hook)):
         yield
-    finally:
-        C.direct_io_set_pread(ffi.NULL)
 
 
 @contextmanager
 def clock(lib: tuple[Any, Any], now: Callable[[], float]) -> Iterator[None]:
     """Replaces the engine's clock: with it, what took how long is up to the test."""
     ffi, C = lib
-    keep = ffi.callback("double(void)", now)
-    C.clock_set(keep)
-    try:
+    with _replaced(ffi, C.clock_set, ffi.callback("double(void)", now)):
         yield
-    finally:
-        C.clock_set(ffi.NULL)
 
 
 def can_be_direct(directory: Path) -> bool:

@@ -54,7 +54,7 @@ static void product_step(void *ctx, size_t i)
 {
     struct bench_operands *o = ctx;
     const uint32_t unit = unit_of(o, i);
-    linear_unit(&o->nn, &o->matrix, unit, &o->in, NULL, o->tokens, o->y, o->rows);
+    linear_span(&o->nn, &o->matrix, unit, unit + 1, &o->in, NULL, o->tokens, o->y, o->rows);
 }
 
 static void head_step(void *ctx, size_t i)

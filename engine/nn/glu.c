@@ -86,8 +86,7 @@ static void down(const struct nn *nn, const struct glu_job *job, uint32_t first,
     linear_span(nn, job->down, first, end, &job->mid, NULL, job->n, job->y, job->ldy);
     if (!job->down_bias) return;
     uint32_t r0, r1;
-    linear_unit_rows(job->down, first, &r0, &r1);
-    linear_unit_rows(job->down, end - 1, &(uint32_t){0}, &r1);
+    linear_span_rows(job->down, first, end, &r0, &r1);
     for (uint32_t i = 0; i < job->n; i++)
         nn->k->add(job->y + (size_t)i * job->ldy + r0, job->down_bias + r0, r1 - r0);
 }

@@ -96,21 +96,21 @@ uint32_t linear_units(const struct matrix *w)
     return (w->rows + FLOAT_ROWS - 1) / FLOAT_ROWS;
 }
 
-void linear_unit_rows(const struct matrix *w, uint32_t unit, uint32_t *first, uint32_t *end)
+void linear_span_rows(const struct matrix *w, uint32_t first, uint32_t end, uint32_t *r0,
+                      uint32_t *r1)
 {
     const uint32_t rows = codec_reads_quantized(w->codec) ? INT8_PANEL_ROWS : FLOAT_ROWS;
-    *first = unit * rows;
-    *end = w->rows - *first < rows ? w->rows : *first + rows;
+    *r0 = first * rows;
+    *r1 = w->rows - *r0 < (end - first) * rows ? w->rows : end * rows;
 }
 
-static void rows_of_units(const struct nn *nn, const struct matrix *w, uint32_t first, uint32_t end,
-                          const struct linear_input *in, const uint32_t *index, uint32_t n,
-                          float *y, size_t ldy)
+static void multiply(const struct nn *nn, const struct matrix *w, uint32_t first, uint32_t end,
+                     const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
+                     size_t ldy)
 {
     const struct kernels *k = nn->k;
     uint32_t r0, r1;
-    linear_unit_rows(w, first, &r0, &r1);
-    linear_unit_rows(w, end - 1, &(uint32_t){0}, &r1);
+    linear_span_rows(w, first, end, &r0, &r1);
     if (w->codec == CODEC_INT8)
         k->int8_panels(w->data, w->scale, w->rows, first, end, &in->q, index, n, y, ldy);
     else if (codec_is_rvq(w->codec))
@@ -134,14 +134,7 @@ void linear_span(const struct nn *nn, const struct matrix *w, uint32_t first, ui
     /* Beyond some tokens a kernel goes through its rows again: they should still be in the cache. */
     const uint32_t step = n <= SPAN_TOKENS ? end - first : 1;
     for (; first < end; first += step)
-        rows_of_units(nn, w, first, first + step, in, index, n, y, ldy);
-}
-
-void linear_unit(const struct nn *nn, const struct matrix *w, uint32_t unit,
-                 const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
-                 size_t ldy)
-{
-    rows_of_units(nn, w, unit, unit + 1, in, index, n, y, ldy);
+        multiply(nn, w, first, first + step, in, index, n, y, ldy);
 }
 
 struct run_ctx {

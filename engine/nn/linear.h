@@ -45,14 +45,13 @@ struct linear_job {
 void linear_run(const struct nn *nn, struct linear_input *in, const struct linear_job *jobs,
                 uint32_t count);
 
-/* Rows of work of a matrix, and the piece of work itself: rows of `unit`, or of units first to end - 1, tokens index[0..n) (or
- * 0..n-1 when NULL). The input must be prepared. For callers that schedule their own tasks. */
+/* Units of work of a matrix, the rows r0 to r1 - 1 of units first to end - 1, and their work itself: tokens
+ * index[0..n) (or 0..n-1 when NULL). The input must be prepared. For callers that schedule their own
+ * tasks. */
 uint32_t linear_units(const struct matrix *w);
-void linear_unit_rows(const struct matrix *w, uint32_t unit, uint32_t *first, uint32_t *end);
+void linear_span_rows(const struct matrix *w, uint32_t first, uint32_t end, uint32_t *r0,
+                      uint32_t *r1);
 void linear_span(const struct nn *nn, const struct matrix *w, uint32_t first, uint32_t end,
-                 const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
-                 size_t ldy);
-void linear_unit(const struct nn *nn, const struct matrix *w, uint32_t unit,
                  const struct linear_input *in, const uint32_t *index, uint32_t n, float *y,
                  size_t ldy);
 

@@ -91,7 +91,7 @@ static void head_linear_task(void *ctx, uint32_t task, uint32_t worker)
         const uint32_t left = l->c->n - t, count = left < HEAD_TOKENS ? left : HEAD_TOKENS;
         uint32_t row[HEAD_TOKENS];
         for (uint32_t i = 0; i < count; i++) row[i] = (t + i) * heads + h;
-        linear_unit(l->c->nn, &l->w[h], unit, l->in, row, count, l->y + row[0] * l->ldy,
+        linear_span(l->c->nn, &l->w[h], unit, unit + 1, l->in, row, count, l->y + row[0] * l->ldy,
                     heads * l->ldy);
     }
 }

@@ -255,8 +255,8 @@ hr_status disk_probe_run(const struct disk_region *regions, uint32_t count,
     uint8_t *arena = o->arena;
     size_t bytes;
     stride = round_up(stride, IO_ALIGN);
-    /* mem_alloc aligns to a page from 64 KiB on. A cache has huge pages, into which drives read up to
-     * twice as fast. */
+    /* mem_alloc aligns to a page from 64 KiB on. A cache has huge pages, into which some drives read
+     * several times as fast. */
     if (!size_mul(stride, most, &bytes)) bytes = SIZE_MAX;
     const size_t least = bytes < (size_t)64 << 10 ? (size_t)64 << 10 : bytes;
     if (bytes < MEM_HUGE_PAGES) bytes = MEM_HUGE_PAGES;

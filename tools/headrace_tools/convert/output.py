@@ -18,6 +18,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -88,6 +89,7 @@ class OutputDirectory:
         self.header = {"kind": "start", "version": _VERSION, **header}
         self.needed = needed
         self.done: dict[str, dict[str, object]] = {}
+        self._journal = Lock()
         self.resumed = False
         self._lock = -1
 
@@ -234,7 +236,8 @@ class OutputDirectory:
             os.close(fd)
 
     def write_file(self, name: str, nbytes: int, fill: Callable[[PartialFile], None]) -> None:
-        """Lets `fill` write NAME.partial, then publishes it and enters it in the journal.
+        """Lets `fill` write NAME.partial, then publishes it and enters it in the journal. Several threads
+        may write a file each.
 
         On any error, also an interrupt, the partial file is removed.
         """
@@ -266,7 +269,7 @@ class OutputDirectory:
             "sha256": file.sha256,
             **file.record,
         }
-        with self._io("writing", self.path / LOG):
+        with self._journal, self._io("writing", self.path / LOG):
             log = os.open(self.path / LOG, os.O_WRONLY | os.O_APPEND)
             try:
                 _write_all(log, memoryview(json.dumps(record, sort_keys=True).encode() + b"\n"))
